@@ -1,0 +1,124 @@
+//! The table of accepted and refused manifests, as far as it can be judged without an API server;
+//! the cluster tests put the same table to a real one.
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::ChaosExperiment;
+
+#[derive(Deserialize)]
+struct Table {
+    base: Map<String, Value>,
+    cases: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    name: String,
+    #[serde(default)]
+    error: Vec<String>,
+    #[serde(flatten)]
+    patch: Map<String, Value>,
+}
+
+fn experiments() -> Vec<(Case, Value)> {
+    let table: Table =
+        serde_saphyr::from_str(include_str!("../testdata/experiments.yaml")).unwrap();
+    let base = table.base;
+    let object = |case: &Case| {
+        let mut spec = base.clone();
+        spec.extend(case.patch.clone());
+        json!({"apiVersion": "windtunnel.dev/v1alpha1", "kind": "ChaosExperiment", "metadata": {"name": "x"}, "spec": spec})
+    };
+    table
+        .cases
+        .into_iter()
+        .map(|case| {
+            let object = object(&case);
+            (case, object)
+        })
+        .collect()
+}
+
+#[test]
+fn accepted_manifests_parse_and_keep_the_rules() {
+    let accepted: Vec<_> = experiments()
+        .into_iter()
+        .filter(|(case, _)| case.error.is_empty())
+        .collect();
+    assert!(accepted.len() >= 8);
+    for (case, object) in accepted {
+        let parsed: ChaosExperiment =
+            serde_json::from_value(object).unwrap_or_else(|e| panic!("{}: {e}", case.name));
+        parsed
+            .validate_cel()
+            .unwrap_or_else(|e| panic!("{}: {e:?}", case.name));
+        let again: ChaosExperiment =
+            serde_json::from_value(serde_json::to_value(&parsed).unwrap()).unwrap();
+        assert_eq!(again.spec, parsed.spec, "{}", case.name);
+    }
+}
+
+#[test]
+fn rules_refuse_with_the_words_of_the_table() {
+    let mut judged = 0;
+    for (case, object) in experiments()
+        .into_iter()
+        .filter(|(case, _)| !case.error.is_empty())
+    {
+        // What the types cannot hold at all is judged by the API server's schema.
+        let Ok(parsed) = serde_json::from_value::<ChaosExperiment>(object) else {
+            continue;
+        };
+        let Err(errors) = parsed.validate_cel() else {
+            continue;
+        };
+        judged += 1;
+        let text = errors.to_string();
+        assert!(
+            case.error.iter().skip(1).all(|part| text.contains(part)),
+            "{}: {text}",
+            case.name
+        );
+    }
+    assert!(
+        judged >= 20,
+        "only {judged} refusals were judged by CEL rules"
+    );
+}
+
+#[test]
+fn a_spec_cannot_change_but_for_the_abort() {
+    let (_, object) = experiments().swap_remove(0);
+    let old: ChaosExperiment = serde_json::from_value(object).unwrap();
+    let update = |change: fn(&mut ChaosExperiment)| {
+        let mut new = old.clone();
+        change(&mut new);
+        new.validate_cel_update(&old).map_err(|e| e.to_string())
+    };
+    assert!(update(|new| new.spec.abort = true).is_ok());
+    for (field, change) in [
+        (
+            "duration",
+            (|new| new.spec.duration = crate::units::GoDuration::from_secs(90))
+                as fn(&mut ChaosExperiment),
+        ),
+        ("seed", |new| new.spec.seed = Some("other".to_owned())),
+        ("dryRun", |new| new.spec.dry_run = true),
+        ("ttlSecondsAfterFinished", |new| {
+            new.spec.ttl_seconds_after_finished = Some(1);
+        }),
+    ] {
+        let error = update(change).unwrap_err();
+        assert!(
+            error.contains(&format!("{field} is immutable")),
+            "{field}: {error}"
+        );
+    }
+    let mut aborted = old.clone();
+    aborted.spec.abort = true;
+    assert!(
+        format!("{:?}", old.validate_cel_update(&aborted))
+            .contains("an abort cannot be taken back")
+    );
+}

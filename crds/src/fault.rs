@@ -1,0 +1,146 @@
+//! One fault of an experiment: its window, its targets and its kind.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use kube::{KubeSchema, core::Rule};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    network::NetworkFault,
+    units::{GoDuration, Percent, at_most, positive},
+};
+
+/// The fields of [`Fault`] of which exactly one must be set.
+pub const KINDS: [&str; 2] = ["network", "podKill"];
+
+/// One fault: when, on which pods, and what. Exactly one kind must be set.
+#[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = exactly_one_kind(), validation = one_shot_takes_no_duration())]
+pub struct Fault {
+    /// The fault's name, of its own within the experiment. It is part of what the draw of targets
+    /// depends on.
+    #[schemars(
+        length(min = 1, max = 63),
+        regex(pattern = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
+    )]
+    pub name: String,
+
+    /// When the fault begins, counted from the start of the run. Default: 0s.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = at_most("24h"))]
+    pub start_after: Option<GoDuration>,
+
+    /// How long the fault lasts. Default: to the end of the run. Faults that happen once
+    /// (podKill) take none: their window closes when every drawn target is gone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = positive(), validation = at_most("24h"))]
+    pub duration: Option<GoDuration>,
+
+    /// Which pods the fault is for.
+    pub target: Target,
+
+    /// Bad network: packets of the target's network namespace are delayed, lost, duplicated,
+    /// corrupted, reordered or slowed down, by peer, port and direction. The pod's own traffic
+    /// control is not touched; loopback, ARP and IPv6 neighbour discovery are never hit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<NetworkFault>,
+
+    /// Kill pods: each drawn pod is deleted or evicted, once, when the fault begins. The pods are
+    /// drawn at that moment.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_kill: Option<PodKill>,
+}
+
+/// What a fault does, with the kind's own settings.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Kind<'a> {
+    /// Packets are impaired.
+    Network(&'a NetworkFault),
+    /// Pods are deleted or evicted.
+    PodKill(&'a PodKill),
+}
+
+impl Fault {
+    /// The fault's kind; `None` where not exactly one is set, which the CRD refuses.
+    #[must_use]
+    pub fn kind(&self) -> Option<Kind<'_>> {
+        match (&self.network, &self.pod_kill) {
+            (Some(network), None) => Some(Kind::Network(network)),
+            (None, Some(kill)) => Some(Kind::PodKill(kill)),
+            _ => None,
+        }
+    }
+}
+
+fn exactly_one_kind() -> Rule {
+    let set: Vec<String> = KINDS
+        .iter()
+        .map(|kind| format!("has(self.{kind})"))
+        .collect();
+    Rule::new(format!("[{}].filter(x, x).size() == 1", set.join(", "))).message(
+        format!(
+            "exactly one kind of fault must be set: {}",
+            KINDS.join(" or ")
+        )
+        .as_str(),
+    )
+}
+
+fn one_shot_takes_no_duration() -> Rule {
+    Rule::new("!(has(self.podKill) && has(self.duration))")
+        .message("podKill happens once and takes no duration")
+        .field_path(".duration")
+}
+
+/// Which pods of the experiment's own namespace a fault is for.
+#[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new("!(has(self.count) && has(self.percent))")
+    .message("count and percent exclude each other").field_path(".percent"))]
+pub struct Target {
+    /// Labels of the pods. Must not be empty. A pod counts when it is Running and Ready at the
+    /// moment of selection; a pod that replaces it later is not followed.
+    #[schemars(schema_with = "crate::selector::schema")]
+    pub selector: LabelSelector,
+
+    /// How many of the selected pods. More than there are is refused, with both numbers.
+    /// Default, where `percent` is not set either: all of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 10_000))]
+    pub count: Option<u32>,
+
+    /// Which share of the selected pods, over all nodes: above 0, to 100. Rounds up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = Rule::new("double(self) > 0.0").message("must be more than 0"))]
+    pub percent: Option<Percent>,
+}
+
+/// How pods are killed.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PodKill {
+    /// How long a pod may take to end by itself before it is killed; whole seconds count.
+    /// 0s is a force delete: the object is gone at once, whatever the node still runs.
+    /// Default: the pod's own terminationGracePeriodSeconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = at_most("24h"))]
+    pub grace_period: Option<GoDuration>,
+
+    /// Delete removes the pod regardless of any PodDisruptionBudget. Evict asks the eviction API,
+    /// which respects it; an eviction that the budget forbids is tried again until the end of
+    /// the run, and then reported.
+    #[serde(default)]
+    pub method: KillMethod,
+}
+
+/// How a pod is removed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(inline)]
+pub enum KillMethod {
+    /// Delete the pod.
+    #[default]
+    Delete,
+    /// Evict the pod through the eviction API.
+    Evict,
+}

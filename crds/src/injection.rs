@@ -1,0 +1,394 @@
+//! `NodeInjection`: what the operator asks of one node's agent, and what the agent reports.
+//! Internal; it lives in the release namespace. Absent means: take everything back.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use kube::{CustomResource, KubeSchema};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    network::{Bandwidth, Chance, Delay, Direction, Loss, NetworkFault, Reorder, Spare},
+    peers::PortRange,
+    residue::{ReclaimedBy, Residue},
+    units::GoDuration,
+};
+
+/// The part of an experiment that one node carries. Internal: written by the operator, reported
+/// on by that node's agent.
+#[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[kube(
+    group = "windtunnel.dev",
+    version = "v1alpha1",
+    kind = "NodeInjection",
+    namespaced,
+    shortname = "inj",
+    category = "windtunnel",
+    status = "NodeInjectionStatus",
+    selectable = ".spec.nodeName",
+    doc = "The part of an experiment that one node carries. Internal: written by the operator, reported on by that node's agent.",
+    printcolumn(name = "Node", type_ = "string", json_path = ".spec.nodeName"),
+    printcolumn(
+        name = "Namespace",
+        type_ = "string",
+        json_path = ".spec.experiment.namespace"
+    ),
+    printcolumn(
+        name = "Experiment",
+        type_ = "string",
+        json_path = ".spec.experiment.name"
+    ),
+    printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
+    printcolumn(
+        name = "Age",
+        type_ = "date",
+        json_path = ".metadata.creationTimestamp"
+    ),
+    printcolumn(
+        name = "Message",
+        type_ = "string",
+        json_path = ".status.message",
+        priority = 1
+    )
+)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = Rule::new(
+    "!has(oldSelf.startTime) || (has(self.startTime) && self.startTime == oldSelf.startTime)")
+    .message("startTime is written once").field_path(".startTime"))]
+pub struct NodeInjectionSpec {
+    /// The node.
+    #[schemars(length(max = 253))]
+    #[x_kube(validation = Rule::new("self == oldSelf").message("immutable"))]
+    pub node_name: String,
+    /// Whose part it is.
+    #[x_kube(validation = Rule::new("self == oldSelf").message("immutable"))]
+    pub experiment: ExperimentRef,
+    /// The hard bound of the whole run.
+    pub duration: GoDuration,
+    /// The moment from which offsets count; unset until every node is prepared. Written once.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_time: Option<MicroTime>,
+    /// End everything now.
+    #[serde(default)]
+    #[x_kube(validation = Rule::new("self || !oldSelf").message("an abort cannot be taken back"))]
+    pub abort: bool,
+    /// Check, report, touch nothing.
+    #[serde(default)]
+    pub dry_run: bool,
+    /// How long after the last fault's end the node is checked again.
+    pub recheck_after: GoDuration,
+    /// Addresses of the cluster's DNS service and its pods, for faults that spare it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    pub cluster_dns: Vec<Address>,
+    /// The faults that have targets on this node.
+    #[schemars(length(max = 32))]
+    pub faults: Vec<NodeFault>,
+}
+
+/// An IPv4 or IPv6 address.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+#[schemars(inline)]
+pub struct Address(#[schemars(with = "String")] pub IpAddr);
+
+/// An experiment's identity.
+#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ExperimentRef {
+    /// Namespace.
+    #[schemars(length(max = 63))]
+    pub namespace: String,
+    /// Name.
+    #[schemars(length(max = 253))]
+    pub name: String,
+    /// Uid.
+    #[schemars(length(max = 64))]
+    pub uid: String,
+}
+
+/// A fault's part on one node, with all that only the cluster knew filled in.
+#[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeFault {
+    /// The fault's name in the experiment.
+    pub name: String,
+    /// When it begins, after the start of the run.
+    pub start_after: GoDuration,
+    /// How long it lasts; it never passes the end of the run.
+    pub duration: GoDuration,
+    /// Its targets on this node.
+    #[schemars(length(max = 1000))]
+    pub targets: Vec<NodeTarget>,
+    /// A network fault.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<NodeNetworkFault>,
+}
+
+/// A target pod.
+#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeTarget {
+    /// The pod's name.
+    pub pod_name: String,
+    /// The pod's uid.
+    pub pod_uid: String,
+    /// The ids of its running containers, as the API shows them: `containerd://…`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    pub containers: Vec<NodeContainer>,
+}
+
+/// A container of a target.
+#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeContainer {
+    /// The container's name in the pod.
+    pub name: String,
+    /// Its id, with the runtime's scheme: `containerd://…`.
+    pub id: String,
+}
+
+/// A network fault with its peers resolved to addresses.
+#[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeNetworkFault {
+    /// What happens to packets.
+    pub impairment: Impairment,
+    /// Which way they go.
+    pub direction: Direction,
+    /// Whose packets: any of these groups. Unset: everybody's. Empty: nobody's, for now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 256))]
+    pub peers: Option<Vec<PeerGroup>>,
+    /// The target's own ports. Empty: any.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 16))]
+    pub local_ports: Vec<PortRange>,
+    /// What is left alone.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 2))]
+    pub spare: Vec<Spare>,
+}
+
+/// Peers that share a set of ports.
+#[derive(KubeSchema, Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PeerGroup {
+    /// Address ranges. Unset: any address.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 4096))]
+    pub addresses: Option<Vec<AddressRange>>,
+    /// The peers' ports. Empty: any port and protocol.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    pub ports: Vec<PortRange>,
+}
+
+/// An address range in CIDR form.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+#[schemars(inline)]
+pub struct AddressRange(#[schemars(with = "String")] pub IpNet);
+
+/// What happens to packets: the doses of a [`NetworkFault`].
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Impairment {
+    /// Delay.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delay: Option<Delay>,
+    /// Loss.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss: Option<Loss>,
+    /// Duplication.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub duplicate: Option<Chance>,
+    /// Corruption.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub corrupt: Option<Chance>,
+    /// Reordering.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reorder: Option<Reorder>,
+    /// Rate limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bandwidth: Option<Bandwidth>,
+}
+
+impl From<&NetworkFault> for Impairment {
+    fn from(fault: &NetworkFault) -> Self {
+        let NetworkFault {
+            delay,
+            loss,
+            duplicate,
+            corrupt,
+            reorder,
+            bandwidth,
+            direction: _,
+            peers: _,
+            spare: _,
+        } = fault.clone();
+        Self {
+            delay,
+            loss,
+            duplicate,
+            corrupt,
+            reorder,
+            bandwidth,
+        }
+    }
+}
+
+/// What the agent has done and seen.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeInjectionStatus {
+    /// Where the node is with it.
+    #[serde(default)]
+    pub phase: InjectionPhase,
+    /// The generation of the spec that this status speaks of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// Why it is in this phase, as one word, where there is something to say.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub reason: String,
+    /// The same in a sentence.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 4096))]
+    pub message: String,
+    /// Each target of each fault.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub targets: Vec<TargetStatus>,
+    /// What the node was checked for after the last fault had ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub audit: Option<Audit>,
+}
+
+/// Where a node is with its part of an experiment.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    JsonSchema,
+)]
+#[schemars(inline)]
+pub enum InjectionPhase {
+    /// Not looked at yet.
+    #[default]
+    Pending,
+    /// Every target can be injected; nothing is.
+    Prepared,
+    /// The clock runs.
+    Running,
+    /// Nothing is in place any more.
+    Recovered,
+    /// It was refused in Prepare; nothing was injected.
+    Refused,
+}
+
+/// One target of one fault.
+#[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TargetStatus {
+    /// The fault's name.
+    pub fault: String,
+    /// The pod's name.
+    pub pod_name: String,
+    /// The pod's uid.
+    pub pod_uid: String,
+    /// Where the target is.
+    pub state: TargetState,
+    /// Why, as one word.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub reason: String,
+    /// Why, in a sentence.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub message: String,
+    /// When the effect was first read back from the kernel.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub injected_at: Option<MicroTime>,
+    /// When it was gone again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reverted_at: Option<MicroTime>,
+    /// What took it back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reclaimed_by: Option<ReclaimedBy>,
+    /// Packets that the fault's rules selected, as last read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub matched_packets: Option<i64>,
+    /// Packets dropped because the delay queue was full, as last read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub queue_drops: Option<i64>,
+}
+
+/// Where a target is.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    JsonSchema,
+)]
+#[schemars(inline)]
+pub enum TargetState {
+    /// Nothing was done yet.
+    #[default]
+    Pending,
+    /// It can be injected.
+    Prepared,
+    /// The effect was read back from the kernel.
+    Injected,
+    /// The effect has ended as planned.
+    Recovered,
+    /// It was never injected.
+    Failed,
+    /// The effect ended before its time.
+    Interrupted,
+    /// The target itself is gone.
+    Gone,
+}
+
+impl TargetState {
+    /// Nothing more will happen to the target.
+    #[must_use]
+    pub const fn is_final(self) -> bool {
+        matches!(
+            self,
+            Self::Recovered | Self::Failed | Self::Interrupted | Self::Gone
+        )
+    }
+}
+
+/// An audit's outcome.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Audit {
+    /// When the node was first checked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checked_at: Option<MicroTime>,
+    /// When it was checked again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rechecked_at: Option<MicroTime>,
+    /// What was found.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub residue: Vec<Residue>,
+}

@@ -1,0 +1,77 @@
+//! windtunnel's API: the types behind its three custom resources, their units, names and
+//! conditions. Types only: no client, no clock, no async.
+//!
+//! The YAML in `crds/generated` and in the chart is written from these types by `crdgen`
+//! (`cargo lab generate`); doc comments here are what
+//! `kubectl explain` shows.
+
+#![allow(
+    unreachable_pub,
+    reason = "kube's derive makes a second, private struct of each type"
+)]
+#![allow(
+    clippy::doc_markdown,
+    reason = "doc comments are read with `kubectl explain`"
+)]
+
+#[cfg(test)]
+mod cases;
+pub mod conditions;
+pub mod experiment;
+pub mod fault;
+pub mod injection;
+pub mod names;
+pub mod network;
+pub mod node_agent;
+pub mod peers;
+pub mod residue;
+mod selector;
+pub mod status;
+pub mod units;
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
+};
+use kube::CustomResourceExt as _;
+
+pub use experiment::{ChaosExperiment, ChaosExperimentSpec};
+pub use injection::{NodeInjection, NodeInjectionSpec, NodeInjectionStatus};
+pub use node_agent::{NodeAgent, NodeAgentSpec, NodeAgentStatus};
+pub use status::ChaosExperimentStatus;
+
+/// The definitions of all custom resources, as installed by the chart.
+#[must_use]
+pub fn definitions() -> Vec<CustomResourceDefinition> {
+    let mut all = vec![
+        ChaosExperiment::crd(),
+        NodeInjection::crd(),
+        NodeAgent::crd(),
+    ];
+    for crd in &mut all {
+        for version in &mut crd.spec.versions {
+            if let Some(schema) = version
+                .schema
+                .as_mut()
+                .and_then(|s| s.open_api_v3_schema.as_mut())
+            {
+                refuse_null(schema);
+            }
+        }
+    }
+    all
+}
+
+/// Makes a null mean what it means everywhere in Kubernetes: the field is not set. The derived
+/// schemas would keep it as a value of its own.
+fn refuse_null(schema: &mut JSONSchemaProps) {
+    schema.nullable = None;
+    for property in schema.properties.iter_mut().flat_map(|p| p.values_mut()) {
+        refuse_null(property);
+    }
+    if let Some(JSONSchemaPropsOrArray::Schema(items)) = &mut schema.items {
+        refuse_null(items);
+    }
+    if let Some(JSONSchemaPropsOrBool::Schema(values)) = &mut schema.additional_properties {
+        refuse_null(values);
+    }
+}

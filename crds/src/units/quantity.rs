@@ -1,0 +1,182 @@
+//! Rates in bit/s, written as Kubernetes resource quantities.
+
+use std::{borrow::Cow, fmt, str::FromStr};
+
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use super::UnitError;
+
+/// Slowest rate: the kernel counts whole bytes per second, and below this a
+/// full-sized packet takes more than a second.
+const LEAST: u64 = 8_000;
+/// Fastest rate.
+const MOST: u64 = 1_000_000_000_000;
+
+/// Suffixes of quantities, with their factor.
+const SUFFIXES: [(&str, u64); 9] = [
+    ("Ki", 1 << 10),
+    ("Mi", 1 << 20),
+    ("Gi", 1 << 30),
+    ("Ti", 1 << 40),
+    ("k", 1_000),
+    ("M", 1_000_000),
+    ("G", 1_000_000_000),
+    ("T", 1_000_000_000_000),
+    ("", 1),
+];
+
+/// A rate in bit/s, from 8k to 1T.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BitRate(u64);
+
+impl BitRate {
+    /// Checks that `bits` per second is within the range.
+    ///
+    /// # Errors
+    /// [`UnitError::BitRate`] below 8 000 or above 10^12 bit/s.
+    pub fn new(bits: u64) -> Result<Self, UnitError> {
+        if (LEAST..=MOST).contains(&bits) {
+            Ok(Self(bits))
+        } else {
+            Err(UnitError::BitRate(bits.to_string()))
+        }
+    }
+
+    /// Bits per second.
+    #[must_use]
+    pub const fn bits_per_second(self) -> u64 {
+        self.0
+    }
+}
+
+impl FromStr for BitRate {
+    type Err = UnitError;
+
+    fn from_str(text: &str) -> Result<Self, UnitError> {
+        let refuse = || UnitError::BitRate(text.to_owned());
+        let (number, factor) = SUFFIXES
+            .iter()
+            .find_map(|(suffix, factor)| Some((text.strip_suffix(suffix)?, *factor)))
+            .ok_or_else(refuse)?;
+        let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+        let plain = |part: &str| part.len() <= 12 && part.bytes().all(|b| b.is_ascii_digit());
+        if whole.is_empty() || !plain(whole) || !plain(fraction) || number.ends_with('.') {
+            return Err(refuse());
+        }
+        let digits: u128 = format!("{whole}{fraction}").parse().map_err(|_| refuse())?;
+        let places = u32::try_from(fraction.len()).map_err(|_| refuse())?;
+        let bits = digits * u128::from(factor) / 10u128.pow(places);
+        u64::try_from(bits)
+            .map_err(|_| refuse())
+            .and_then(|bits| Self::new(bits).map_err(|_| refuse()))
+    }
+}
+
+impl fmt::Display for BitRate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (suffix, factor) = SUFFIXES[4..8]
+            .iter()
+            .rev()
+            .find(|(_, factor)| self.0.is_multiple_of(*factor))
+            .unwrap_or(&SUFFIXES[8]);
+        write!(f, "{}{suffix}", self.0 / factor)
+    }
+}
+
+impl fmt::Debug for BitRate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}bit/s")
+    }
+}
+
+impl Serialize for BitRate {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// A quantity may be written as a number or as text.
+struct Visitor;
+
+impl de::Visitor<'_> for Visitor {
+    type Value = BitRate;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a rate in bit/s such as 10M")
+    }
+
+    fn visit_u64<E: de::Error>(self, bits: u64) -> Result<BitRate, E> {
+        BitRate::new(bits).map_err(E::custom)
+    }
+
+    fn visit_i64<E: de::Error>(self, bits: i64) -> Result<BitRate, E> {
+        self.visit_u64(u64::try_from(bits).map_err(E::custom)?)
+    }
+
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<BitRate, E> {
+        text.parse().map_err(E::custom)
+    }
+}
+
+impl<'de> Deserialize<'de> for BitRate {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+impl JsonSchema for BitRate {
+    fn schema_name() -> Cow<'static, str> {
+        "BitRate".into()
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        const FORM: &str = r"^[0-9]{1,12}(\.[0-9]{1,12})?([kMGT]|[KMGT]i)?$";
+        json_schema!({
+            "x-kubernetes-int-or-string": true,
+            "maxLength": 28,
+            "x-kubernetes-validations": [{
+                "rule": format!(
+                    "string(self).matches(r'{FORM}') && !quantity(string(self)).isLessThan(quantity('8k')) \
+                     && !quantity(string(self)).isGreaterThan(quantity('1T'))"
+                ),
+                "message": "must be a rate in bit/s such as 512k, 10M or 1G, from 8k to 1T",
+            }],
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_and_values_agree() {
+        for (text, bits) in [
+            ("8k", 8_000),
+            ("512k", 512_000),
+            ("10M", 10_000_000),
+            ("1.5G", 1_500_000_000),
+            ("1Mi", 1 << 20),
+            ("9000", 9_000),
+            ("1T", MOST),
+        ] {
+            assert_eq!(text.parse::<BitRate>().unwrap().0, bits, "{text}");
+        }
+        assert_eq!(BitRate(1_500_000_000).to_string(), "1500M");
+        assert_eq!(BitRate(9_001).to_string(), "9001");
+    }
+
+    #[test]
+    fn what_is_no_rate_is_refused() {
+        for text in [
+            "", "7999", "0", "-1M", "10 M", "10m", "1.1T", "1e6", "M", "1.M", ".5M", "10Mbit",
+        ] {
+            assert!(text.parse::<BitRate>().is_err(), "{text}");
+        }
+    }
+}
