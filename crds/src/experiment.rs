@@ -25,6 +25,7 @@ use crate::{
     namespaced,
     shortname = "chaos",
     category = "windtunnel",
+    derive = "PartialEq",
     status = "ChaosExperimentStatus",
     doc = "A chaos experiment: faults on pods of this namespace, on one timeline, with a hard end. Applying it starts the run, and it runs once; to end it early set spec.abort or delete it. Wait for it with `kubectl wait --for=condition=Injected` (or Recovered, Clean, Finished).",
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),

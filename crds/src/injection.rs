@@ -26,6 +26,7 @@ use crate::{
     namespaced,
     shortname = "inj",
     category = "windtunnel",
+    derive = "PartialEq",
     status = "NodeInjectionStatus",
     selectable = ".spec.nodeName",
     doc = "The part of an experiment that one node carries. Internal: written by the operator, reported on by that node's agent.",

@@ -14,6 +14,7 @@ use crate::residue::Residue;
     kind = "NodeAgent",
     namespaced,
     category = "windtunnel",
+    derive = "PartialEq",
     status = "NodeAgentStatus",
     doc = "The agent of one node, as it sees itself. Internal: written by that agent alone.",
     printcolumn(name = "Version", type_ = "string", json_path = ".status.version"),

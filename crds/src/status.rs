@@ -21,6 +21,10 @@ pub struct ChaosExperimentStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
 
+    /// When the targets were drawn and their nodes asked to prepare.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prepare_time: Option<MicroTime>,
+
     /// The moment from which every offset of the run counts. Written once.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_time: Option<MicroTime>,
@@ -29,7 +33,8 @@ pub struct ChaosExperimentStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline: Option<MicroTime>,
 
-    /// When the run reached its terminal phase.
+    /// When the run was over: its last window had closed, or it was ended. Faults are taken back
+    /// from then on at the latest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub end_time: Option<MicroTime>,
 
@@ -157,10 +162,14 @@ pub struct FaultStatus {
     /// in place but met no traffic.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub matched_packets: Option<i64>,
-    /// What the reader should know.
+    /// Where the fault stands, in a sentence.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 4096))]
     pub message: String,
+    /// What the reader should know of how the peers were chosen.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    pub notes: Vec<String>,
     /// When the draw became final: at the start of the run, for podKill at the start of its window.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drawn_at: Option<MicroTime>,

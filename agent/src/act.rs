@@ -1,0 +1,260 @@
+//! Carries out steps: one match, no policy. A step that fails stops no other; it is decided on
+//! again on the next pass, with what is true by then.
+
+use jiff::Timestamp;
+use thiserror::Error;
+use windtunnel_crds::{
+    NodeInjectionStatus,
+    residue::{ReclaimedBy, Residue, ResidueKind},
+};
+use windtunnel_runtime::chain;
+
+use crate::{
+    audit,
+    decide::{Decision, Kill, Now, Step},
+    impair,
+    journal::JournalError,
+    kernel::{
+        netns::{NetNs, NetNsError, NetNsId, find_process},
+        nft::{Device, Table},
+        proc::ProcError,
+    },
+    model::{Entry, Key, State},
+    node::Node,
+    prepare,
+    supervisor::SupervisorError,
+    wire::{Order, WireError},
+};
+
+/// Why a step failed.
+#[derive(Debug, Error)]
+pub enum ActError {
+    /// The journal could not be written.
+    #[error("the journal")]
+    Journal(#[from] JournalError),
+    /// An injector could not be started.
+    #[error("the injector")]
+    Supervisor(#[from] SupervisorError),
+    /// An injector does not listen.
+    #[error("the injector does not listen")]
+    Wire(#[from] WireError),
+    /// A process could not be signalled.
+    #[error("the injector cannot be killed")]
+    Process(#[from] ProcError),
+    /// The target's namespace could not be found.
+    #[error("the target's network namespace")]
+    NetNs(#[from] NetNsError),
+}
+
+/// A report for the operator.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// Name of the injection.
+    pub name: String,
+    /// Its uid: one of another uid by the same name is another's.
+    pub uid: String,
+    /// The status.
+    pub status: NodeInjectionStatus,
+}
+
+/// Carries out a decision; returns what to tell the operator.
+pub fn act(node: &mut Node, decision: Decision, clock: impl Fn() -> Now) -> Vec<Report> {
+    let mut reports = Vec::new();
+    for step in decision.steps {
+        // Steps can take a while in sum: no injector is to miss a sign of life for that.
+        node.supervisor.beat(clock().boot);
+        let told = format!("{step:?}");
+        if let Err(error) = perform(node, step, clock(), &mut reports) {
+            tracing::warn!(error = chain(&error), step = told, "a step failed");
+        }
+    }
+    reports
+}
+
+fn perform(
+    node: &mut Node,
+    step: Step,
+    now: Now,
+    reports: &mut Vec<Report>,
+) -> Result<(), ActError> {
+    match step {
+        Step::Prepare { injection } => {
+            prepare::prepare(node, &injection, now);
+            Ok(())
+        }
+        Step::Open { key, window } => write(node, &key, |entry| entry.window = Some(window)),
+        Step::Inject { key, table } => inject(node, &key, table, now),
+        Step::Confirm { key, at } => write(node, &key, |entry| {
+            if let Some(injector) = entry.injector() {
+                entry.state = State::Injected { injector, at };
+            }
+        }),
+        Step::Update { key, table } => Ok(node.supervisor.update(&key, table)?),
+        Step::Kill { key, why } => kill(node, key, why),
+        Step::End { key, ended } => {
+            write(node, &key, |entry| entry.state = State::Ended(*ended))?;
+            node.supervisor.forget(&key);
+            node.kills.remove(&key);
+            Ok(())
+        }
+        Step::Clean { key } => clean(node, &key, now),
+        Step::Recheck { key } => check(node, &key, now, |ended, at| ended.rechecked = Some(at)),
+        Step::Forget { key } => Ok(node.journal.forget(&key)?),
+        Step::Report {
+            injection,
+            name,
+            status,
+        } => {
+            let reported = node.reports.entry(injection.clone()).or_default();
+            reported.status = Some((*status).clone());
+            reported.pending_since = None;
+            reports.push(Report {
+                name,
+                uid: injection,
+                status: *status,
+            });
+            Ok(())
+        }
+    }
+}
+
+/// Writes an entry down, changed.
+fn write(node: &mut Node, key: &Key, change: impl FnOnce(&mut Entry)) -> Result<(), ActError> {
+    if let Some(entry) = node.journal.entries().get(key) {
+        let mut entry = entry.clone();
+        change(&mut entry);
+        node.journal.write(entry)?;
+    }
+    Ok(())
+}
+
+/// The intent is written down before the injector exists, its pid right after.
+fn inject(node: &mut Node, key: &Key, table: Table, now: Now) -> Result<(), ActError> {
+    let Some(entry) = node.journal.entries().get(key).cloned() else {
+        return Ok(());
+    };
+    let Some(window) = entry.window else {
+        return Ok(());
+    };
+    let Some(pid) = member(node, &entry)? else {
+        return Ok(());
+    };
+    write(node, key, |entry| {
+        entry.state = State::Injecting { injector: None }
+    })?;
+    let queues = entry.network.detours.iter().filter_map(|d| {
+        Some(Device {
+            name: d.ifb.clone(),
+            index: d.ifb_index?,
+        })
+    });
+    let order = Order {
+        deadline: window.end,
+        netns: entry.network.netns,
+        pid,
+        table,
+        queues: queues.collect(),
+    };
+    let process = node.supervisor.start(key.clone(), order, now.boot)?;
+    write(node, key, |entry| {
+        entry.state = State::Injecting {
+            injector: Some(process),
+        }
+    })
+}
+
+fn kill(node: &mut Node, key: Key, why: Kill) -> Result<(), ActError> {
+    node.supervisor.kill(&key)?;
+    node.kills.entry(key).or_insert(why);
+    Ok(())
+}
+
+/// A process in the target's network namespace.
+fn member(node: &Node, entry: &Entry) -> Result<Option<i32>, ActError> {
+    let proc = &node.settings.places.proc;
+    let wanted = entry.network.netns;
+    let in_pod = crate::kernel::cgroup::pids(&entry.pod_cgroup).unwrap_or_default();
+    let near = in_pod
+        .into_iter()
+        .find(|pid| matches!(NetNsId::of_pid(proc, *pid), Ok(Some(id)) if id == wanted));
+    match near {
+        Some(pid) => Ok(Some(pid)),
+        None => Ok(find_process(proc, wanted)?.map(|process| process.pid)),
+    }
+}
+
+/// The target's namespace, if any process is in it.
+fn netns(node: &Node, entry: &Entry) -> Result<Option<NetNs>, ActError> {
+    if entry.boot_id != node.boot_id {
+        return Ok(None);
+    }
+    let Some(pid) = member(node, entry)? else {
+        return Ok(None);
+    };
+    let netns = NetNs::of_pid(&node.settings.places.proc, pid)?;
+    Ok((netns.id() == entry.network.netns).then_some(netns))
+}
+
+/// Removes what is inert by now; once it is gone, checks the target.
+fn clean(node: &mut Node, key: &Key, now: Now) -> Result<(), ActError> {
+    let Some(entry) = node.journal.entries().get(key).cloned() else {
+        return Ok(());
+    };
+    let Some(ended) = entry.ended() else {
+        return Ok(());
+    };
+    if let Some(netns) = netns(node, &entry)? {
+        let overdue = now.boot >= ended.ended_at + entry.network.drain;
+        match impair::remove(&netns, &entry.network.detours, overdue) {
+            Ok(false) => return Ok(()),
+            Ok(true) => {}
+            // The check says what is left.
+            Err(error) => {
+                tracing::warn!(error = chain(&error), ?key, "cannot remove an impairment");
+            }
+        }
+    }
+    check(node, key, now, |ended, at| {
+        ended.checked = Some((at, now.boot));
+    })
+}
+
+/// Looks for anything that is left of an ended fault, removes it, and writes down what was found.
+fn check(
+    node: &mut Node,
+    key: &Key,
+    now: Now,
+    done: impl FnOnce(&mut crate::model::Ended, Timestamp),
+) -> Result<(), ActError> {
+    let Some(entry) = node.journal.entries().get(key).cloned() else {
+        return Ok(());
+    };
+    let netns = netns(node, &entry)?;
+    let found = audit::audit(node, &entry, netns.as_ref());
+    let by = found
+        .iter()
+        .any(|r| r.kind == ResidueKind::Process)
+        .then_some(ReclaimedBy::Agent);
+    write(node, key, |entry| {
+        if let State::Ended(ended) = &mut entry.state {
+            ended.residue = merge(std::mem::take(&mut ended.residue), found);
+            ended.reclaimed_by = ended.reclaimed_by.or(by);
+            done(ended, now.wall);
+        }
+    })
+}
+
+/// What was found before stays in the record; what is found again replaces it.
+fn merge(old: Vec<Residue>, new: Vec<Residue>) -> Vec<Residue> {
+    let kept = old
+        .into_iter()
+        .filter(|o| !new.iter().any(|n| n.kind == o.kind && n.name == o.name));
+    let kept = kept.map(|residue| Residue {
+        removed: true,
+        ..residue
+    });
+    let mut all: Vec<Residue> = kept.collect();
+    all.extend(new);
+    all.sort();
+    all
+}

@@ -1,0 +1,67 @@
+//! The agent's command line; in a cluster the chart writes it.
+
+use std::{net::SocketAddr, path::PathBuf};
+
+use clap::{Parser, Subcommand};
+use windtunnel_crds::units::GoDuration;
+use windtunnel_runtime::LogFormat;
+
+/// windtunnel's node agent.
+#[derive(Clone, Debug, Parser)]
+#[command(version, about)]
+pub struct Args {
+    /// What to be.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What a process of this program is.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Command {
+    /// The agent of a node.
+    Run(Run),
+    /// An injector; started by the agent, with a line to it as standard input.
+    #[command(hide = true)]
+    Inject,
+}
+
+/// Settings of an agent.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Run {
+    /// The node that this agent is on.
+    #[arg(long, env = "WINDTUNNEL_NODE")]
+    pub node: String,
+
+    /// The namespace that windtunnel is installed in.
+    #[arg(long, env = "WINDTUNNEL_NAMESPACE")]
+    pub namespace: String,
+
+    /// How long faults are kept without a sign of life from the operator and the API server;
+    /// 25s at least.
+    #[arg(long, default_value = "30s")]
+    pub control_plane_grace: GoDuration,
+
+    /// The journal's directory: on a tmpfs of the node.
+    #[arg(long, default_value = "/run/windtunnel")]
+    pub journal: PathBuf,
+
+    /// Where the node's control groups are mounted.
+    #[arg(long, default_value = "/host/sys/fs/cgroup")]
+    pub cgroups: PathBuf,
+
+    /// kubelet's directory of pod logs.
+    #[arg(long, default_value = "/host/var/log/pods")]
+    pub pod_logs: PathBuf,
+
+    /// Where probes and metrics are served.
+    #[arg(long, default_value = "[::]:8081")]
+    pub admin: SocketAddr,
+
+    /// How log lines look.
+    #[arg(long, value_enum, default_value_t)]
+    pub log_format: LogFormat,
+
+    /// What is logged: target=level directives.
+    #[arg(long, env = "WINDTUNNEL_LOG", default_value = "info")]
+    pub log: String,
+}

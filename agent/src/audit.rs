@@ -1,0 +1,96 @@
+//! Looks for what an ended fault has left: by the journal's names, and by our marks.
+
+use std::collections::BTreeSet;
+
+use windtunnel_crds::residue::{Residue, ResidueKind};
+use windtunnel_runtime::chain;
+
+use crate::{
+    impair,
+    kernel::{netns::NetNs, nft},
+    model::{Entry, State},
+    node::Node,
+};
+
+/// What is left of an ended fault on its target; each thing is removed where that is possible.
+/// `netns` is the target's namespace, unless it is gone.
+#[must_use]
+pub fn audit(node: &Node, entry: &Entry, netns: Option<&NetNs>) -> Vec<Residue> {
+    let mut found = Vec::new();
+    if let Some(netns) = netns {
+        match impair::marked(netns) {
+            Ok((tables, links)) => {
+                let expected = expected(node, entry);
+                let left = |name: &String| !expected.contains(name);
+                found.extend(
+                    tables
+                        .into_iter()
+                        .filter(left)
+                        .map(|name| remove_table(netns, name)),
+                );
+                found.extend(
+                    links
+                        .into_iter()
+                        .filter(left)
+                        .map(|name| remove_link(netns, name)),
+                );
+            }
+            Err(error) => found.push(Residue {
+                message: format!("the target's namespace cannot be read: {}", chain(&error)),
+                ..residue(
+                    ResidueKind::Table,
+                    entry.network.table.clone(),
+                    Err(String::new()),
+                )
+            }),
+        }
+    }
+    for residue in &mut found {
+        residue.pod = format!("{}/{}", entry.experiment.namespace, entry.pod_name);
+    }
+    found
+}
+
+/// The names of tables and links that other faults on the same namespace may have now.
+fn expected(node: &Node, entry: &Entry) -> BTreeSet<String> {
+    let others = node.journal.entries().values().filter(|other| {
+        let same = other.network.netns == entry.network.netns && other.boot_id == entry.boot_id;
+        let cleaned = other.ended().is_some_and(|e| e.checked.is_some());
+        same && other.key != entry.key && !cleaned
+    });
+    others
+        .flat_map(|other| {
+            let table = match other.state {
+                State::Ended(_) | State::Prepared => None,
+                _ => Some(other.network.table.clone()),
+            };
+            other
+                .network
+                .detours
+                .iter()
+                .map(|d| d.ifb.to_string())
+                .chain(table)
+        })
+        .collect()
+}
+
+fn remove_table(netns: &NetNs, name: String) -> Residue {
+    let removed = nft::delete_table(netns, &name).map_err(|e| chain(&e));
+    residue(ResidueKind::Table, name, removed)
+}
+
+fn remove_link(netns: &NetNs, name: String) -> Residue {
+    let removed = impair::remove_named(netns, &name).map_err(|e| chain(&e));
+    residue(ResidueKind::Link, name, removed)
+}
+
+fn residue(kind: ResidueKind, name: String, removed: Result<(), String>) -> Residue {
+    Residue {
+        node: String::new(),
+        kind,
+        name,
+        pod: String::new(),
+        removed: removed.is_ok(),
+        message: removed.err().unwrap_or_default(),
+    }
+}

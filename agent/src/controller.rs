@@ -1,0 +1,245 @@
+//! The node's own thread: listen → observe → decide → act, again and again. It starts the
+//! injectors and must live as long as the agent does: they die with it.
+
+use std::{
+    os::fd::{AsFd as _, BorrowedFd},
+    sync::{Arc, mpsc},
+    time::Duration,
+};
+
+use nix::{
+    poll::{PollFd, PollFlags, poll},
+    sys::eventfd::EventFd,
+};
+use thiserror::Error;
+use tokio::sync::{mpsc as tokio_mpsc, watch};
+use windtunnel_crds::{
+    NodeAgentStatus,
+    node_agent::{Capability, FaultCounters},
+};
+use windtunnel_runtime::{CancellationToken, Guard};
+
+use crate::{
+    act::{self, Report},
+    api::{self, News},
+    clock::Offset,
+    decide::{self, Now},
+    inject::timeout,
+    kernel::proc::ProcError,
+    model::State,
+    node::{self, Node},
+    replay,
+};
+
+/// The longest that the thread waits: injectors need their sign of life.
+const LONGEST_WAIT: Duration = Duration::from_millis(500);
+/// The most passes in a row without waiting.
+const PASSES: usize = 16;
+
+/// Why the node's thread ended.
+#[derive(Debug, Error)]
+pub enum ControlError {
+    /// The clock cannot be read.
+    #[error("no clock")]
+    Clock(#[from] ProcError),
+    /// Nothing can be waited for.
+    #[error("cannot wait")]
+    Wait(#[source] nix::Error),
+}
+
+/// The lines between the node's thread and the API side.
+#[derive(Debug)]
+pub struct Lines {
+    /// What the API side says.
+    pub news: mpsc::Receiver<News>,
+    /// Readable when it said something.
+    pub wake: Arc<EventFd>,
+    /// Reports for the operator.
+    pub reports: tokio_mpsc::UnboundedSender<Report>,
+    /// The agent's view of itself.
+    pub agent: watch::Sender<NodeAgentStatus>,
+}
+
+/// The node's thread.
+#[derive(Debug)]
+pub struct Controller {
+    node: Node,
+    lines: Lines,
+    offset: Offset,
+    capabilities: Vec<Capability>,
+    kernel: String,
+}
+
+impl Controller {
+    /// Takes the node over.
+    #[must_use]
+    pub fn new(node: Node, lines: Lines, capabilities: Vec<Capability>) -> Self {
+        let kernel = nix::sys::utsname::uname().map_or_else(
+            |_| String::new(),
+            |u| u.release().to_string_lossy().into_owned(),
+        );
+        Self {
+            node,
+            lines,
+            offset: Offset::default(),
+            capabilities,
+            kernel,
+        }
+    }
+
+    /// Runs until `shutdown`, then ends every injector by ending.
+    ///
+    /// # Errors
+    /// [`ControlError`] where it cannot go on; injectors die with the process.
+    pub fn run(
+        mut self,
+        guards: Vec<Guard>,
+        shutdown: &CancellationToken,
+    ) -> Result<(), ControlError> {
+        replay::replay(&mut self.node, node::now()?);
+        let mut guards = Some(guards);
+        while !shutdown.is_cancelled() {
+            let wait = self.passes()?;
+            let is_told = self.node.known.injections.is_some() && self.node.known.stop.is_some();
+            if is_told && self.node.known.lease_seen.is_some() {
+                drop(guards.take());
+            }
+            self.show();
+            self.wait(wait)?;
+        }
+        Ok(())
+    }
+
+    /// Passes until nothing is left to do; returns how long to wait.
+    fn passes(&mut self) -> Result<Duration, ControlError> {
+        for _ in 0..PASSES {
+            let now = self.listen()?;
+            let observed = self.node.observe(now.boot);
+            self.node.note_pending(&observed, now.boot);
+            let observed = self.node.observe(now.boot);
+            let decision = decide::decide(&observed, now);
+            if decision.steps.is_empty() {
+                let wait = decision
+                    .wake_at
+                    .map_or(LONGEST_WAIT, |at| at.saturating_sub(now.boot));
+                return Ok(wait.min(LONGEST_WAIT));
+            }
+            // A clock that cannot be read stops the loop at its next turn.
+            let clock = || node::now().unwrap_or(now);
+            for report in act::act(&mut self.node, decision, clock) {
+                // Without a receiver the process is ending.
+                let _ = self.lines.reports.send(report);
+            }
+        }
+        Ok(Duration::from_millis(50))
+    }
+
+    /// Takes in everything that was said since the last pass.
+    fn listen(&mut self) -> Result<Now, ControlError> {
+        api::drain(&self.lines.wake);
+        while let Ok(news) = self.lines.news.try_recv() {
+            self.hear(news);
+        }
+        let now = node::now()?;
+        self.node.supervisor.beat(now.boot);
+        self.node.supervisor.listen(now.boot, now.wall);
+        self.node.look(now.boot);
+        self.node.tidy();
+        Ok(now)
+    }
+
+    fn hear(&mut self, news: News) {
+        let known = &mut self.node.known;
+        match news {
+            News::Listed(all) => known.injections = Some(all),
+            News::Changed(injection) => {
+                let uid = injection.metadata.uid.clone().unwrap_or_default();
+                known
+                    .injections
+                    .get_or_insert_default()
+                    .insert(uid, *injection);
+            }
+            News::Deleted { uid } => {
+                if let Some(all) = &mut known.injections {
+                    all.remove(&uid);
+                }
+            }
+            News::Listable { at } => known.listed = known.listed.max(Some(at)),
+            News::Lease(sighting) => {
+                self.offset.see(&sighting);
+                known.clock_offset = self.offset.millis();
+                known.lease_seen = known.lease_seen.max(Some(sighting.at));
+            }
+            News::Stop(stop) => known.stop = Some(stop),
+        }
+    }
+
+    /// Brings the agent's view of itself up to date.
+    fn show(&self) {
+        let residue = self.node.residue();
+        let available = self.capabilities.iter().filter(|c| c.available);
+        let status = NodeAgentStatus {
+            heartbeat_time: None,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            kernel: self.kernel.clone(),
+            boot_id: self.node.boot_id.clone(),
+            summary: available
+                .map(|c| c.name.as_str())
+                .collect::<Vec<_>>()
+                .join(","),
+            capabilities: self.capabilities.clone(),
+            injectors: u32::try_from(self.node.supervisor.alive()).unwrap_or(u32::MAX),
+            clean: residue.iter().all(|r| r.removed),
+            residue,
+            clock_offset_millis: self.node.known.clock_offset,
+            counters: self.counters(),
+        };
+        self.lines.agent.send_if_modified(|shown| {
+            let changed = *shown != status;
+            *shown = status;
+            changed
+        });
+    }
+
+    /// What the faults in place have met, summed over the targets of each.
+    fn counters(&self) -> Vec<FaultCounters> {
+        let live = self.node.supervisor.live();
+        let mut counters: Vec<FaultCounters> = Vec::new();
+        for (key, entry) in self.node.journal.entries() {
+            let matched = match (&entry.state, live.get(key)) {
+                (State::Injected { .. }, Some(live)) => {
+                    i64::try_from(live.counts.matched).unwrap_or(i64::MAX)
+                }
+                _ => continue,
+            };
+            let (uid, fault) = (&entry.experiment.uid, &key.fault);
+            match counters
+                .iter_mut()
+                .find(|c| c.experiment_uid == *uid && c.fault == *fault)
+            {
+                Some(sum) => sum.matched_packets = sum.matched_packets.saturating_add(matched),
+                None => counters.push(FaultCounters {
+                    experiment_uid: uid.clone(),
+                    fault: fault.clone(),
+                    matched_packets: matched,
+                }),
+            }
+        }
+        counters
+    }
+
+    /// Waits until somebody says something, for `longest` at most.
+    fn wait(&self, longest: Duration) -> Result<(), ControlError> {
+        let descriptors: Vec<BorrowedFd<'_>> = std::iter::once(self.lines.wake.as_fd())
+            .chain(self.node.supervisor.descriptors())
+            .collect();
+        let mut fds: Vec<PollFd<'_>> = descriptors
+            .iter()
+            .map(|fd| PollFd::new(*fd, PollFlags::POLLIN))
+            .collect();
+        match poll(&mut fds, timeout(longest)) {
+            Ok(_) | Err(nix::Error::EINTR) => Ok(()),
+            Err(error) => Err(ControlError::Wait(error)),
+        }
+    }
+}

@@ -1,0 +1,371 @@
+//! One fault on one target: Prepared → Injecting → Injected → Ended → checked → checked again.
+
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use windtunnel_crds::{
+    NodeInjection,
+    injection::{NodeFault, TargetState},
+    residue::ReclaimedBy,
+};
+
+use super::{Decision, Kill, LATE, Now, Observed, SILENCE, Step, WAIT};
+use crate::{
+    model::{Counts, Ended, Entry, Key, State, Window},
+    network,
+    supervisor::Live,
+    wire::LEASE,
+};
+
+/// How often a target that has not drained or cannot be cleaned is tried again.
+const RETRY: Duration = Duration::from_millis(200);
+
+/// Adds the steps for one entry.
+pub(super) fn advance(o: &Observed, key: &Key, entry: &Entry, now: Now, decision: &mut Decision) {
+    match &entry.state {
+        State::Prepared => prepared(o, key, entry, now, decision),
+        State::Injecting { .. } | State::Injected { .. } => in_place(o, key, entry, now, decision),
+        State::Ended(ended) => over(o, key, (entry, ended), now, decision),
+    }
+}
+
+/// Nothing has an effect yet.
+fn prepared(o: &Observed, key: &Key, entry: &Entry, now: Now, decision: &mut Decision) {
+    let end = |outcome, reason: &str, message: &str| Step::End {
+        key: key.clone(),
+        ended: Box::new(ended(entry, outcome, (reason, message), now)),
+    };
+    if let Some(why) = o.forbidden(key) {
+        let (_, reason, message) = words(why);
+        return decision.push(end(TargetState::Recovered, reason, message));
+    }
+    let Some((injection, fault)) = o.fault(key) else {
+        return;
+    };
+    let Some(window) = entry.window else {
+        return match window(injection, fault, entry, now) {
+            Ok(Some(window)) => decision.push(Step::Open {
+                key: key.clone(),
+                window,
+            }),
+            Ok(None) => decision.wake(entry.prepared_at + WAIT),
+            Err(message) => decision.push(end(TargetState::Failed, "StartMissed", &message)),
+        };
+    };
+    if now.boot >= window.end {
+        decision.push(end(
+            TargetState::Failed,
+            "StartMissed",
+            "the window had passed before the fault could be injected",
+        ));
+    } else if now.boot < window.begin {
+        decision.wake(window.begin);
+    } else if o.deserted.contains(key) {
+        decision.push(end(
+            TargetState::Gone,
+            "TargetGone",
+            "the pod was gone before its window opened",
+        ));
+    } else if let Some(network) = &fault.network {
+        let dns = injection.spec.cluster_dns.iter().map(|a| a.0);
+        let table = network::table(&entry.network, network, &o.node_addresses, dns);
+        decision.push(Step::Inject {
+            key: key.clone(),
+            table,
+        });
+    }
+}
+
+/// When the effect may be there: the start's place on the boot clock, found once. `None` while
+/// there is no start; an error if it is too late for one.
+fn window(
+    injection: &NodeInjection,
+    fault: &NodeFault,
+    entry: &Entry,
+    now: Now,
+) -> Result<Option<Window>, String> {
+    let Some(start) = &injection.spec.start_time else {
+        return if now.boot > entry.prepared_at + WAIT {
+            Err(format!(
+                "the run did not start within {} s of being prepared",
+                WAIT.as_secs()
+            ))
+        } else {
+            Ok(None)
+        };
+    };
+    let late = now.wall.duration_since(start.0);
+    if late > SignedDuration::try_from(LATE).unwrap_or(SignedDuration::MAX) {
+        return Err(format!(
+            "this node learned of the start {:.1} s late",
+            late.as_secs_f64()
+        ));
+    }
+    if now.boot > entry.prepared_at + WAIT {
+        return Err(format!(
+            "the run started more than {} s after this node had prepared for it",
+            WAIT.as_secs()
+        ));
+    }
+    let anchor = if late.is_negative() {
+        // A start further ahead than the operator ever puts it is a clock that is off.
+        now.boot + late.unsigned_abs().min(LATE)
+    } else {
+        now.boot.saturating_sub(late.unsigned_abs())
+    };
+    let begin = anchor + fault.start_after.get();
+    let end = (begin + fault.duration.get()).min(anchor + injection.spec.duration.get());
+    Ok(Some(Window { begin, end }))
+}
+
+/// An injector is at work, or was.
+fn in_place(o: &Observed, key: &Key, entry: &Entry, now: Now, decision: &mut Decision) {
+    let Some(live) = o.live.get(key) else {
+        // Its agent died: the replay at this agent's start has seen to the process.
+        let (reason, message) = (
+            "AgentRestarted",
+            "the agent had died; the fault ended with it",
+        );
+        return decision.push(Step::End {
+            key: key.clone(),
+            ended: Box::new(by(
+                ReclaimedBy::Kernel,
+                entry,
+                (TargetState::Interrupted, reason, message),
+                now,
+            )),
+        });
+    };
+    if live.has_exited {
+        let ended = exited(o, key, entry, live, now);
+        return decision.push(Step::End {
+            key: key.clone(),
+            ended: Box::new(ended),
+        });
+    }
+    if let (State::Injecting { .. }, Some(at)) = (&entry.state, live.applied_at) {
+        decision.push(Step::Confirm {
+            key: key.clone(),
+            at,
+        });
+    }
+    if let Some(why) = reason_to_kill(o, key, entry, live, now) {
+        // Again on every pass until it is seen to be gone: a signal costs nothing.
+        return decision.push(Step::Kill {
+            key: key.clone(),
+            why,
+        });
+    }
+    refresh(o, key, entry, live, decision);
+    decision.wake(live.heard_at + SILENCE);
+    if let Some(window) = entry.window {
+        decision.wake(window.end);
+    }
+}
+
+fn reason_to_kill(o: &Observed, key: &Key, entry: &Entry, live: &Live, now: Now) -> Option<Kill> {
+    if let Some(why) = o.kills.get(key) {
+        return Some(*why);
+    }
+    if entry.window.is_none_or(|w| now.boot >= w.end) {
+        return Some(Kill::WindowOver);
+    }
+    if let Some(why) = o.forbidden(key) {
+        return Some(why);
+    }
+    if o.deserted.contains(key) {
+        return Some(Kill::Deserted);
+    }
+    if live.vanished.is_some() {
+        return Some(Kill::Vanished);
+    }
+    (now.boot >= live.heard_at + SILENCE).then_some(Kill::Silent)
+}
+
+/// New peers or node addresses: other rules, once the last were confirmed.
+fn refresh(o: &Observed, key: &Key, entry: &Entry, live: &Live, decision: &mut Decision) {
+    if live.applied_at.is_none() || !live.is_current {
+        return;
+    }
+    let Some((injection, fault)) = o.fault(key) else {
+        return;
+    };
+    let Some(network) = &fault.network else {
+        return;
+    };
+    let dns = injection.spec.cluster_dns.iter().map(|a| a.0);
+    let table = network::table(&entry.network, network, &o.node_addresses, dns);
+    if table != live.order.table {
+        decision.push(Step::Update {
+            key: key.clone(),
+            table,
+        });
+    }
+}
+
+/// How an injector that has exited ended its fault.
+fn exited(o: &Observed, key: &Key, entry: &Entry, live: &Live, now: Now) -> Ended {
+    let deserted = o.deserted.contains(key);
+    if let Some(message) = &live.failure {
+        let outcome = if deserted {
+            TargetState::Gone
+        } else {
+            TargetState::Failed
+        };
+        return with(live, ended(entry, outcome, ("ApplyFailed", message), now));
+    }
+    if let Some(why) = o.kills.get(key) {
+        let (outcome, reason, message) = words(*why);
+        let message = live
+            .vanished
+            .as_deref()
+            .filter(|_| *why == Kill::Vanished)
+            .unwrap_or(message);
+        let outcome = if deserted && outcome == TargetState::Interrupted {
+            TargetState::Gone
+        } else {
+            outcome
+        };
+        return with(
+            live,
+            by(ReclaimedBy::Agent, entry, (outcome, reason, message), now),
+        );
+    }
+    let over = entry.window.is_some_and(|w| now.boot >= w.end);
+    let (reclaimed, outcome, reason, message) = if over {
+        (ReclaimedBy::Deadline, TargetState::Recovered, "", "")
+    } else if deserted {
+        (
+            ReclaimedBy::Kernel,
+            TargetState::Gone,
+            "TargetGone",
+            "the pod is gone",
+        )
+    } else if live.longest_silence >= LEASE {
+        (
+            ReclaimedBy::InjectorLease,
+            TargetState::Interrupted,
+            "LeaseExpired",
+            "the agent had not been heard of for longer than the injector's lease",
+        )
+    } else if live.vanished.is_some() {
+        (
+            ReclaimedBy::Kernel,
+            TargetState::Interrupted,
+            "EffectVanished",
+            live.vanished.as_deref().unwrap_or_default(),
+        )
+    } else {
+        (
+            ReclaimedBy::Kernel,
+            TargetState::Interrupted,
+            "InjectorDied",
+            "the injector was killed by somebody else",
+        )
+    };
+    with(live, by(reclaimed, entry, (outcome, reason, message), now))
+}
+
+/// What a kill means for the target.
+fn words(why: Kill) -> (TargetState, &'static str, &'static str) {
+    match why {
+        Kill::WindowOver => (TargetState::Recovered, "", ""),
+        Kill::Aborted => (TargetState::Recovered, "Aborted", "the run was ended"),
+        Kill::Withdrawn => (
+            TargetState::Recovered,
+            "Withdrawn",
+            "the node injection is gone",
+        ),
+        Kill::Stopped => (
+            TargetState::Recovered,
+            "EmergencyStop",
+            "the emergency stop is in force",
+        ),
+        Kill::NoControlPlane => (
+            TargetState::Interrupted,
+            "ControlPlaneLost",
+            "the operator or the API server was not heard of for longer than the grace",
+        ),
+        Kill::Silent => (
+            TargetState::Interrupted,
+            "InjectorSilent",
+            "the injector gave no sign of life and was killed",
+        ),
+        Kill::Vanished => (
+            TargetState::Interrupted,
+            "EffectVanished",
+            "the effect was gone although the injector lived",
+        ),
+        Kill::Deserted => (TargetState::Gone, "TargetGone", "the pod is gone"),
+    }
+}
+
+/// The injector is gone: what is inert is removed, then the target is checked, twice.
+fn over(
+    o: &Observed,
+    key: &Key,
+    (entry, ended): (&Entry, &Ended),
+    now: Now,
+    decision: &mut Decision,
+) {
+    let Some((_, checked_at)) = ended.checked else {
+        decision.wake(now.boot + RETRY);
+        return decision.push(Step::Clean { key: key.clone() });
+    };
+    if ended.residue.iter().any(|r| !r.removed) {
+        decision.wake(now.boot + Duration::from_secs(5));
+    }
+    let due = checked_at + entry.recheck_after;
+    let wanted = o.injections.is_none() || o.fault(key).is_some();
+    if ended.rechecked.is_none() {
+        if now.boot >= due {
+            decision.push(Step::Recheck { key: key.clone() });
+        } else {
+            decision.wake(due);
+        }
+    } else if !wanted {
+        decision.push(Step::Forget { key: key.clone() });
+    }
+}
+
+/// An end as it is written down: what is known of the effect is carried along.
+fn ended(entry: &Entry, outcome: TargetState, (reason, message): (&str, &str), now: Now) -> Ended {
+    let injected_at: Option<Timestamp> = match &entry.state {
+        State::Injected { at, .. } => Some(*at),
+        _ => None,
+    };
+    Ended {
+        outcome,
+        reason: reason.to_owned(),
+        message: message.to_owned(),
+        reclaimed_by: None,
+        injected_at,
+        reverted_at: now.wall,
+        ended_at: now.boot,
+        counts: Counts::default(),
+        checked: None,
+        rechecked: None,
+        residue: Vec::new(),
+    }
+}
+
+fn by(
+    reclaimed: ReclaimedBy,
+    entry: &Entry,
+    (outcome, reason, message): (TargetState, &str, &str),
+    now: Now,
+) -> Ended {
+    Ended {
+        reclaimed_by: Some(reclaimed),
+        ..ended(entry, outcome, (reason, message), now)
+    }
+}
+
+fn with(live: &Live, ended: Ended) -> Ended {
+    Ended {
+        counts: live.counts,
+        // It may have been in place for a moment that was not written down.
+        injected_at: ended.injected_at.or(live.applied_at),
+        ..ended
+    }
+}

@@ -1,0 +1,307 @@
+//! What the operator is told of an injection: made from the journal, the injectors and what
+//! Prepare found, and from nothing that was told before.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use kube::ResourceExt as _;
+use windtunnel_crds::{
+    NodeInjection, NodeInjectionStatus,
+    injection::{Audit, InjectionPhase, NodeTarget, TargetState, TargetStatus},
+};
+
+use super::{Decision, HOLD, Now, Observed, Preparation, Reported, Step};
+use crate::model::{Counts, Ended, Entry, Key, State};
+
+/// Tells the operator what is new; waits a moment where more is about to follow.
+pub(super) fn advance(
+    o: &Observed,
+    uid: &str,
+    injection: &NodeInjection,
+    now: Now,
+    decision: &mut Decision,
+) {
+    let Some(status) = status(o, uid, injection) else {
+        return;
+    };
+    let none = Reported::default();
+    let reported = o.reports.get(uid).unwrap_or(&none);
+    let known = reported.status.as_ref().or(injection.status.as_ref());
+    if known.is_none_or(|known| is_news(known, &status)) {
+        let since = reported.pending_since.unwrap_or(now.boot);
+        if in_motion(o, uid) && now.boot < since + HOLD {
+            return decision.wake(since + HOLD);
+        }
+        decision.push(Step::Report {
+            injection: uid.to_owned(),
+            name: injection.name_any(),
+            status: Box::new(status),
+        });
+    }
+}
+
+/// Counters alone are no news: they go with the heartbeat.
+fn is_news(known: &NodeInjectionStatus, new: &NodeInjectionStatus) -> bool {
+    let without_counts = |status: &NodeInjectionStatus| {
+        let mut status = status.clone();
+        for target in &mut status.targets {
+            if !target.state.is_final() {
+                target.matched_packets = None;
+                target.queue_drops = None;
+            }
+        }
+        status
+    };
+    without_counts(known) != without_counts(new)
+}
+
+/// Something of this injection is between two states.
+fn in_motion(o: &Observed, uid: &str) -> bool {
+    o.entries
+        .values()
+        .filter(|e| e.key.injection == uid)
+        .any(|entry| match &entry.state {
+            State::Injecting { .. } => true,
+            State::Ended(ended) => ended.checked.is_none(),
+            State::Injected { .. } => o.kills.contains_key(&entry.key),
+            State::Prepared => false,
+        })
+}
+
+/// Whether there is something to tell at all, for the caller to measure how long it waits.
+pub(crate) fn is_pending(o: &Observed, uid: &str, injection: &NodeInjection) -> bool {
+    let Some(status) = status(o, uid, injection) else {
+        return false;
+    };
+    let told = o
+        .reports
+        .get(uid)
+        .and_then(|r| r.status.as_ref())
+        .or(injection.status.as_ref());
+    told.is_none_or(|told| is_news(told, &status))
+}
+
+/// The status of an injection; `None` while there is nothing to say.
+fn status(o: &Observed, uid: &str, injection: &NodeInjection) -> Option<NodeInjectionStatus> {
+    let prepared = o.preparations.get(uid);
+    let has_entries = o.entries.keys().any(|key| key.injection == uid);
+    let ended_before = injection.spec.abort || injection.spec.start_time.is_some();
+    if prepared.is_none() && !has_entries && !ended_before {
+        return None;
+    }
+    let mut targets = Vec::new();
+    for fault in &injection.spec.faults {
+        for target in &fault.targets {
+            targets.push(target_status(o, uid, injection, (&fault.name, target)));
+        }
+    }
+    targets.sort_by(|a, b| (&a.fault, &a.pod_uid).cmp(&(&b.fault, &b.pod_uid)));
+    let refusal = prepared.filter(|_| !ended_before).and_then(refused);
+    let phase = phase(injection, &targets, refusal.is_some());
+    let (reason, message) = refusal.unwrap_or_default();
+    Some(NodeInjectionStatus {
+        phase,
+        observed_generation: prepared
+            .and_then(|p| p.generation)
+            .filter(|_| !ended_before)
+            .or(injection.metadata.generation),
+        reason,
+        message,
+        audit: audit(o, uid, phase),
+        targets,
+    })
+}
+
+/// The first reason against an injection.
+fn refused(preparation: &Preparation) -> Option<(String, String)> {
+    let against = preparation
+        .verdicts
+        .iter()
+        .find(|v| v.state == TargetState::Failed)?;
+    Some((against.reason.clone(), against.message.clone()))
+}
+
+fn phase(injection: &NodeInjection, targets: &[TargetStatus], is_refused: bool) -> InjectionPhase {
+    let over = targets.iter().all(|t| t.state.is_final());
+    match (injection.spec.start_time.is_some(), injection.spec.abort) {
+        _ if is_refused => InjectionPhase::Refused,
+        (_, true) | (true, _) if over => InjectionPhase::Recovered,
+        (true, _) => InjectionPhase::Running,
+        (false, true) => InjectionPhase::Pending,
+        (false, false) => InjectionPhase::Prepared,
+    }
+}
+
+fn target_status(
+    o: &Observed,
+    uid: &str,
+    injection: &NodeInjection,
+    (fault, target): (&str, &NodeTarget),
+) -> TargetStatus {
+    let key = Key {
+        injection: uid.to_owned(),
+        fault: fault.to_owned(),
+        pod: target.pod_uid.clone(),
+    };
+    let base = TargetStatus {
+        fault: fault.to_owned(),
+        pod_name: target.pod_name.clone(),
+        pod_uid: target.pod_uid.clone(),
+        state: TargetState::Pending,
+        reason: String::new(),
+        message: String::new(),
+        injected_at: None,
+        reverted_at: None,
+        reclaimed_by: None,
+        matched_packets: None,
+        queue_drops: None,
+    };
+    if let Some(entry) = o.entries.get(&key) {
+        return from_entry(o, entry, base);
+    }
+    let verdicts = o.preparations.get(uid).map_or(&[][..], |p| &p.verdicts);
+    if let Some(verdict) = verdicts
+        .iter()
+        .find(|v| v.fault == fault && v.pod_uid == target.pod_uid)
+    {
+        return verdict.clone();
+    }
+    without_entry(injection, base)
+}
+
+/// A target that the journal does not know: nothing of it is in place.
+fn without_entry(injection: &NodeInjection, base: TargetStatus) -> TargetStatus {
+    let told = injection.status.iter().flat_map(|s| &s.targets);
+    let before = told
+        .into_iter()
+        .find(|t| t.fault == base.fault && t.pod_uid == base.pod_uid);
+    match before {
+        Some(before) if before.state.is_final() => before.clone(),
+        Some(before) if before.injected_at.is_some() => TargetStatus {
+            state: TargetState::Interrupted,
+            reason: "NodeRebooted".to_owned(),
+            message: "the node's journal is gone, as after a reboot, and the fault with it"
+                .to_owned(),
+            reclaimed_by: Some(windtunnel_crds::residue::ReclaimedBy::Kernel),
+            ..before.clone()
+        },
+        _ if injection.spec.abort => TargetStatus {
+            state: TargetState::Recovered,
+            reason: "NeverInjected".to_owned(),
+            ..base
+        },
+        _ if injection.spec.start_time.is_some() => TargetStatus {
+            state: TargetState::Failed,
+            reason: "StartMissed".to_owned(),
+            message: "this node had not prepared the target when the run started".to_owned(),
+            ..base
+        },
+        _ => base,
+    }
+}
+
+fn from_entry(o: &Observed, entry: &Entry, base: TargetStatus) -> TargetStatus {
+    let live = o.live.get(&entry.key).map(|l| l.counts);
+    match &entry.state {
+        State::Prepared => TargetStatus {
+            state: TargetState::Prepared,
+            ..base
+        },
+        State::Injecting { .. } => TargetStatus {
+            state: TargetState::Prepared,
+            reason: "Injecting".to_owned(),
+            ..base
+        },
+        State::Injected { at, .. } => TargetStatus {
+            state: TargetState::Injected,
+            injected_at: Some(MicroTime(*at)),
+            ..counted(live.unwrap_or_default(), base)
+        },
+        State::Ended(ended) => from_end(ended, base),
+    }
+}
+
+fn from_end(ended: &Ended, base: TargetStatus) -> TargetStatus {
+    let Ended {
+        outcome,
+        reason,
+        message,
+        reclaimed_by,
+        injected_at,
+        reverted_at,
+        ended_at: _,
+        counts,
+        checked: _,
+        rechecked: _,
+        residue: _,
+    } = ended;
+    let base = if injected_at.is_some() {
+        counted(*counts, base)
+    } else {
+        base
+    };
+    TargetStatus {
+        state: *outcome,
+        reason: reason.clone(),
+        message: message.clone(),
+        injected_at: injected_at.map(MicroTime),
+        reverted_at: Some(MicroTime(*reverted_at)),
+        reclaimed_by: *reclaimed_by,
+        ..base
+    }
+}
+
+fn counted(counts: Counts, base: TargetStatus) -> TargetStatus {
+    TargetStatus {
+        matched_packets: i64::try_from(counts.matched).ok(),
+        queue_drops: counts.dropped.and_then(|d| i64::try_from(d).ok()),
+        ..base
+    }
+}
+
+/// What the checks of all targets together say; nothing while one of them is outstanding.
+fn audit(o: &Observed, uid: &str, phase: InjectionPhase) -> Option<Audit> {
+    if !matches!(phase, InjectionPhase::Recovered | InjectionPhase::Refused) {
+        return None;
+    }
+    let entries: Vec<&Entry> = o
+        .entries
+        .values()
+        .filter(|e| e.key.injection == uid)
+        .collect();
+    let checked: Option<Vec<_>> = entries
+        .iter()
+        .map(|e| e.ended()?.checked.map(|c| c.0))
+        .collect();
+    let rechecked: Option<Vec<_>> = entries.iter().map(|e| e.ended()?.rechecked).collect();
+    if entries.is_empty() {
+        // Nothing of it is or was on this node as far as the journal knows; an earlier report may
+        // know more.
+        let told = o
+            .injection(uid)
+            .and_then(|i| i.status.as_ref()?.audit.clone());
+        return Some(told.unwrap_or_else(|| Audit {
+            checked_at: begun(o, uid),
+            ..Audit::default()
+        }));
+    }
+    Some(Audit {
+        checked_at: checked.and_then(|t| t.into_iter().max()).map(MicroTime),
+        rechecked_at: rechecked.and_then(|t| t.into_iter().max()).map(MicroTime),
+        residue: entries
+            .iter()
+            .filter_map(|e| e.ended())
+            .flat_map(|e| e.residue.clone())
+            .collect(),
+    })
+}
+
+/// When an injection without entries counts as checked: at its beginning, since nothing was ever
+/// there.
+fn begun(o: &Observed, uid: &str) -> Option<MicroTime> {
+    let injection = o.injection(uid)?;
+    let created = injection
+        .metadata
+        .creation_timestamp
+        .as_ref()
+        .map(|t| MicroTime(t.0));
+    injection.spec.start_time.clone().or(created)
+}

@@ -1,0 +1,77 @@
+//! A network fault: the table that sends the target's selected packets through its impairments.
+
+use crate::{
+    kernel::{
+        link::RouteSocket,
+        netns::NetNs,
+        nft::{Device, OwnedTable, Role, Table},
+        proc::Proc,
+    },
+    model::Counts,
+    wire::Order,
+};
+use windtunnel_runtime::chain;
+
+use super::Effect;
+
+/// The table, and the queues that it sends packets to.
+#[derive(Debug)]
+struct Impairment {
+    table: OwnedTable,
+    route: RouteSocket,
+    queues: Vec<Device>,
+}
+
+/// Installs the table of an order and reads it back; says what the kernel holds.
+pub(super) fn apply(order: Order) -> Result<(Box<dyn Effect>, String), String> {
+    let Order {
+        deadline: _,
+        netns: id,
+        pid,
+        table,
+        queues,
+    } = order;
+    let netns = NetNs::of_pid(&Proc::default(), pid).map_err(|e| chain(&e))?;
+    if netns.id() != id {
+        return Err(format!(
+            "process {pid} is in network namespace {}, not in {id}",
+            netns.id()
+        ));
+    }
+    let route = RouteSocket::open(&netns).map_err(|e| chain(&e))?;
+    let mut table = OwnedTable::install(&netns, &table).map_err(|e| chain(&e))?;
+    let proof = table.verify().map_err(|e| chain(&e))?;
+    Ok((
+        Box::new(Impairment {
+            table,
+            route,
+            queues,
+        }),
+        proof.to_string(),
+    ))
+}
+
+impl Effect for Impairment {
+    fn update(&mut self, table: Table) -> Result<(), String> {
+        self.table.update(&table).map_err(|e| chain(&e))?;
+        self.table.verify().map(drop).map_err(|e| chain(&e))
+    }
+
+    fn check(&mut self) -> Result<Counts, String> {
+        self.table.verify().map_err(|e| chain(&e))?;
+        let counters = self.table.counters().map_err(|e| chain(&e))?;
+        let mut dropped = Some(0);
+        for queue in &self.queues {
+            let stats = self.route.qdisc_stats(queue.index).map_err(|e| chain(&e))?;
+            let stats = stats.ok_or_else(|| format!("the impairment on {} is gone", queue.name))?;
+            let full = stats
+                .lost
+                .map(|lost| u64::from(stats.drops).saturating_sub(lost));
+            dropped = dropped.zip(full).map(|(sum, more)| sum + more);
+        }
+        Ok(Counts {
+            matched: counters.sum(Role::Selected).packets,
+            dropped,
+        })
+    }
+}

@@ -1,0 +1,356 @@
+//! Processes as `/proc` shows them, and handles to end them.
+//!
+//! A process is its pid together with its start time: a bare pid may be someone else's by the time
+//! that it is used. The root of `/proc` is a parameter, so that tests read fixtures. Killing goes
+//! through a pidfd whose process was identified after it was opened.
+
+#![allow(unsafe_code)]
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, open};
+use nix::sys::signal::Signal;
+use nix::sys::stat::Mode;
+use nix::time::{ClockId, clock_gettime};
+
+/// Why `/proc` could not be read or a process not be reached.
+#[derive(Debug, thiserror::Error)]
+pub enum ProcError {
+    /// A file could not be read.
+    #[error("read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        source: io::Error,
+    },
+    /// A file does not look as it should.
+    #[error("{} is not of the known form", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A process could not be opened or signalled.
+    #[error("{operation} process {}", process.pid)]
+    Process {
+        /// What was tried.
+        operation: &'static str,
+        /// The process.
+        process: ProcessId,
+        /// The reason.
+        source: Errno,
+    },
+    /// A clock could not be read.
+    #[error("read the boot clock")]
+    Clock(#[source] Errno),
+}
+
+/// Identity of a process until reboot.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
+)]
+pub struct ProcessId {
+    /// Its pid in the agent's pid namespace.
+    pub pid: i32,
+    /// Clock ticks from boot to its start (field 22 of `/proc/PID/stat`).
+    pub start_time: u64,
+}
+
+/// The part of `/proc/PID/stat` that is used here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Stat {
+    state: char,
+    start_time: u64,
+}
+
+/// A `/proc`, by default the real one.
+#[derive(Debug, Clone)]
+pub struct Proc {
+    root: PathBuf,
+}
+
+impl Default for Proc {
+    fn default() -> Self {
+        Self::new("/proc")
+    }
+}
+
+impl Proc {
+    /// A `/proc` that is mounted there.
+    #[must_use]
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    /// The directory of a process.
+    #[must_use]
+    pub fn path(&self, pid: i32) -> PathBuf {
+        self.root.join(pid.to_string())
+    }
+
+    /// All pids, ascending.
+    ///
+    /// # Errors
+    /// When the directory cannot be read.
+    pub fn pids(&self) -> Result<Vec<i32>, ProcError> {
+        let failed = |source| ProcError::Read {
+            path: self.root.clone(),
+            source,
+        };
+        let mut pids = Vec::new();
+        for entry in fs::read_dir(&self.root).map_err(failed)? {
+            let name = entry.map_err(failed)?.file_name();
+            pids.extend(name.to_str().and_then(|name| name.parse::<i32>().ok()));
+        }
+        pids.sort_unstable();
+        Ok(pids)
+    }
+
+    /// The identity of the live process that has a pid now; `None` if there is none, or only a
+    /// zombie.
+    ///
+    /// # Errors
+    /// When its `stat` cannot be read.
+    pub fn identify(&self, pid: i32) -> Result<Option<ProcessId>, ProcError> {
+        let stat = self.stat(pid)?;
+        Ok(stat
+            .filter(|stat| !matches!(stat.state, 'Z' | 'X' | 'x'))
+            .map(|Stat { start_time, .. }| ProcessId { pid, start_time }))
+    }
+
+    /// Whether this very process still runs; a zombie does not.
+    ///
+    /// # Errors
+    /// When its `stat` cannot be read.
+    pub fn is_alive(&self, process: ProcessId) -> Result<bool, ProcError> {
+        Ok(self.identify(process.pid)? == Some(process))
+    }
+
+    /// Opens a process for [`ProcessHandle::kill`]; `None` if it is gone.
+    ///
+    /// # Errors
+    /// When the kernel refuses for another reason.
+    pub fn open(&self, process: ProcessId) -> Result<Option<ProcessHandle>, ProcError> {
+        let fd = match pidfd_open(process.pid) {
+            Ok(fd) => fd,
+            Err(Errno::ESRCH) => return Ok(None),
+            Err(source) => {
+                return Err(ProcError::Process {
+                    operation: "open",
+                    process,
+                    source,
+                });
+            }
+        };
+        // Only now: a process that was known before and lives after the handle was opened is the
+        // one that the handle means.
+        let is_same = self.is_alive(process)?;
+        Ok(is_same.then_some(ProcessHandle { fd, process }))
+    }
+
+    /// Opens the root directory of a process as seen from outside, for [`super::beneath`].
+    ///
+    /// # Errors
+    /// When the process is gone or its root may not be opened (needs `CAP_SYS_PTRACE`).
+    pub fn open_root(&self, pid: i32) -> Result<OwnedFd, ProcError> {
+        let path = self.path(pid).join("root");
+        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        open(&path, flags, Mode::empty()).map_err(|source| ProcError::Read {
+            path,
+            source: source.into(),
+        })
+    }
+
+    /// The id that the kernel draws at each boot.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn boot_id(&self) -> Result<String, ProcError> {
+        let path = self.root.join("sys/kernel/random/boot_id");
+        Ok(read(&path)?.trim().to_owned())
+    }
+
+    fn stat(&self, pid: i32) -> Result<Option<Stat>, ProcError> {
+        let path = self.path(pid).join("stat");
+        match fs::read(&path) {
+            Ok(bytes) => match parse_stat(&String::from_utf8_lossy(&bytes)) {
+                Some(stat) => Ok(Some(stat)),
+                None => Err(ProcError::Malformed { path }),
+            },
+            Err(error) if is_gone(&error) => Ok(None),
+            Err(source) => Err(ProcError::Read { path, source }),
+        }
+    }
+}
+
+/// A process that can be ended without fear of hitting another.
+#[derive(Debug)]
+pub struct ProcessHandle {
+    fd: OwnedFd,
+    process: ProcessId,
+}
+
+impl ProcessHandle {
+    /// Which process this is.
+    #[must_use]
+    pub fn process(&self) -> ProcessId {
+        self.process
+    }
+
+    /// Sends SIGKILL; a process that has ended already is no error.
+    ///
+    /// # Errors
+    /// When the kernel refuses (needs `CAP_KILL`).
+    pub fn kill(&self) -> Result<(), ProcError> {
+        match pidfd_send_signal(self.fd.as_fd(), Signal::SIGKILL) {
+            Ok(()) | Err(Errno::ESRCH) => Ok(()),
+            Err(source) => Err(ProcError::Process {
+                operation: "kill",
+                process: self.process,
+                source,
+            }),
+        }
+    }
+}
+
+/// Readable once the process has ended.
+impl AsFd for ProcessHandle {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Time since boot, suspension included (`CLOCK_BOOTTIME`).
+///
+/// # Errors
+/// When the clock cannot be read.
+pub fn boottime() -> Result<Duration, ProcError> {
+    let now = clock_gettime(ClockId::CLOCK_BOOTTIME).map_err(ProcError::Clock)?;
+    Ok(Duration::from(now))
+}
+
+/// The name in the second field may hold anything, brackets and line ends too: the fields are
+/// counted from its last bracket.
+fn parse_stat(text: &str) -> Option<Stat> {
+    let (_, fields) = text.rsplit_once(')')?;
+    let mut fields = fields.split_ascii_whitespace();
+    Some(Stat {
+        state: fields.next()?.chars().next()?,
+        // Field 22 of the file; the state is field 3.
+        start_time: fields.nth(22 - 3 - 1)?.parse().ok()?,
+    })
+}
+
+fn read(path: &Path) -> Result<String, ProcError> {
+    fs::read_to_string(path).map_err(|source| ProcError::Read {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+/// What `/proc` says of a process that has ended, or is about to.
+pub(crate) fn is_gone(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
+}
+
+fn pidfd_open(pid: i32) -> Result<OwnedFd, Errno> {
+    // SAFETY: takes two integers and returns a new descriptor or -1.
+    let fd = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
+    let fd = i32::try_from(fd).map_err(|_| Errno::EBADF)?;
+    // SAFETY: the descriptor was just made and belongs to no one else; it is close-on-exec.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn pidfd_send_signal(fd: BorrowedFd<'_>, signal: Signal) -> Result<(), Errno> {
+    let no_info = std::ptr::null::<libc::siginfo_t>();
+    // SAFETY: the descriptor is open for the duration of the call; a null pointer is allowed and
+    // stands for the information that kill(2) would send.
+    let sent = unsafe {
+        libc::syscall(
+            libc::SYS_pidfd_send_signal,
+            fd.as_raw_fd(),
+            signal as libc::c_int,
+            no_info,
+            0,
+        )
+    };
+    Errno::result(sent).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn stat_line(comm: &str, state: char, start: u64) -> String {
+        let between = " 0".repeat(18);
+        format!("42 ({comm}) {state}{between} {start} 0 0\n")
+    }
+
+    #[test]
+    fn names_with_brackets_and_line_ends_do_not_confuse() {
+        for comm in ["sh", "a) S 1 2 (b", "x\n) Z", "((", ""] {
+            let stat = parse_stat(&stat_line(comm, 'R', 777)).unwrap();
+            assert_eq!((stat.state, stat.start_time), ('R', 777), "{comm:?}");
+        }
+    }
+
+    #[test]
+    fn a_pid_is_identified_with_its_start_time() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("42")).unwrap();
+        let stat = dir.path().join("42/stat");
+        let proc = Proc::new(dir.path());
+
+        fs::write(&stat, stat_line("app", 'S', 100)).unwrap();
+        let process = proc.identify(42).unwrap().unwrap();
+        assert!(proc.is_alive(process).unwrap());
+
+        fs::write(&stat, stat_line("app", 'S', 101)).unwrap();
+        assert!(!proc.is_alive(process).unwrap(), "another process now");
+        fs::write(&stat, stat_line("app", 'Z', 100)).unwrap();
+        assert!(!proc.is_alive(process).unwrap(), "a zombie");
+        fs::remove_file(&stat).unwrap();
+        assert!(!proc.is_alive(process).unwrap(), "gone");
+    }
+
+    #[test]
+    fn only_the_identified_process_is_killed() {
+        let proc = Proc::default();
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let pid = i32::try_from(child.id()).unwrap();
+        let process = proc.identify(pid).unwrap().unwrap();
+
+        let start_time = process.start_time + 1;
+        let earlier = ProcessId { pid, start_time };
+        assert!(proc.open(earlier).unwrap().is_none());
+
+        let handle = proc.open(process).unwrap().unwrap();
+        handle.kill().unwrap();
+        assert!(!child.wait().unwrap().success());
+        handle.kill().unwrap();
+        assert!(proc.open(process).unwrap().is_none());
+    }
+
+    #[test]
+    fn the_boot_clock_is_that_of_start_times() {
+        let ticks = Proc::default().stat(1).unwrap().unwrap().start_time;
+        assert!(Duration::from_millis(ticks * 10) <= boottime().unwrap());
+        assert_eq!(Proc::default().boot_id().unwrap().len(), 36);
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_text_never_panics(text in ".*") {
+            let _ = parse_stat(&text);
+        }
+    }
+}

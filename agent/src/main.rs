@@ -1,0 +1,161 @@
+//! The agent's process. The main thread is the node's: it starts the injectors, which die with
+//! it; everything asynchronous runs on a second thread.
+
+use std::{
+    process::ExitCode,
+    sync::{Arc, mpsc},
+    thread,
+    time::Duration,
+};
+
+use clap::Parser as _;
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use prometheus_client::registry::Registry;
+use tokio::sync::{mpsc as tokio_mpsc, watch};
+use windtunnel_agent::{
+    api::{self, Inbox, Outbox},
+    args::{Args, Command, Run},
+    controller::{ControlError, Controller, Lines},
+    inject,
+    kernel::proc::Proc,
+    node::{Node, NodeError, Settings},
+    probe,
+    targets::Places,
+};
+use windtunnel_crds::NodeAgentStatus;
+use windtunnel_runtime::{
+    AdminError, CancellationToken, ClientError, LogFormat, Readiness, chain, client, init_logs,
+    on_signal, serve,
+};
+
+#[derive(Debug, thiserror::Error)]
+enum MainError {
+    #[error("the grace without a control plane must be 25s at least")]
+    Grace,
+    #[error("cannot take over the node")]
+    Node(#[from] NodeError),
+    #[error("cannot wake the node's thread")]
+    Wake(#[source] nix::Error),
+    #[error("cannot start the API side")]
+    Start(#[source] std::io::Error),
+    #[error("no client")]
+    Client(#[from] ClientError),
+    #[error("the admin port failed")]
+    Admin(#[from] AdminError),
+    #[error("the node's thread failed")]
+    Control(#[from] ControlError),
+    #[error("a part of the API side ended")]
+    Ended,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let (what, result) = match args.command {
+        Command::Inject => {
+            init_logs(LogFormat::Text, "warn");
+            ("injector", inject::run().map_err(|e| chain(&e)))
+        }
+        Command::Run(run) => {
+            init_logs(run.log_format, &run.log);
+            ("agent", start(run).map_err(|e| chain(&e)))
+        }
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!(error, "the {what} ends");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn start(run: Run) -> Result<(), MainError> {
+    let grace = run.control_plane_grace.get();
+    if grace < Duration::from_secs(25) {
+        return Err(MainError::Grace);
+    }
+    let settings = Settings {
+        places: Places {
+            proc: Proc::default(),
+            cgroups: run.cgroups.clone(),
+            pod_logs: run.pod_logs.clone(),
+        },
+        grace,
+    };
+    let node = Node::new(settings, &run.journal)?;
+    let capabilities = probe::capabilities();
+    let wake = Arc::new(
+        EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
+            .map_err(MainError::Wake)?,
+    );
+    let (news, heard) = mpsc::channel();
+    let (reports, reported) = tokio_mpsc::unbounded_channel();
+    let (agent, shown) = watch::channel(NodeAgentStatus::default());
+    let readiness = Readiness::default();
+    let guards = vec![readiness.block("the API server and the operator")];
+    let inbox = Inbox::new(news, wake.clone());
+    let outbox = Outbox {
+        reports: reported,
+        agent: shown,
+    };
+    let shutdown = CancellationToken::new();
+    let api_side = ApiSide {
+        run,
+        grace,
+        readiness,
+        shutdown: shutdown.clone(),
+    };
+    let api = thread::Builder::new()
+        .name("api".to_owned())
+        .spawn(move || api_side.run(inbox, outbox))
+        .map_err(MainError::Start)?;
+    let lines = Lines {
+        news: heard,
+        wake,
+        reports,
+        agent,
+    };
+    Controller::new(node, lines, capabilities).run(guards, &shutdown)?;
+    // It has cancelled the token, or seen it cancelled: it is ending.
+    api.join().unwrap_or(Err(MainError::Ended))
+}
+
+/// What the API side's thread runs.
+struct ApiSide {
+    run: Run,
+    grace: Duration,
+    readiness: Readiness,
+    shutdown: CancellationToken,
+}
+
+impl ApiSide {
+    /// Runs until a signal, or until a part fails; the node's thread ends with it either way.
+    fn run(self, inbox: Inbox, outbox: Outbox) -> Result<(), MainError> {
+        let shutdown = self.shutdown.clone();
+        let _end = shutdown.drop_guard();
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(MainError::Start)?;
+        runtime.block_on(self.serve(inbox, outbox))
+    }
+
+    async fn serve(self, inbox: Inbox, outbox: Outbox) -> Result<(), MainError> {
+        let signal = on_signal().map_err(MainError::Start)?;
+        let admin = serve(
+            self.run.admin,
+            self.readiness,
+            Registry::default(),
+            signal.clone(),
+        );
+        let client = client().await?;
+        let ids = (self.run.namespace, self.run.node);
+        let api = api::run(client, ids, self.grace, inbox, outbox);
+        // Cancel-safe: whichever ends first ends the process.
+        tokio::select! {
+            () = signal.cancelled() => Ok(()),
+            () = api => Err(MainError::Ended),
+            result = admin => result.map_err(MainError::from),
+        }
+    }
+}

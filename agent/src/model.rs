@@ -1,0 +1,181 @@
+//! What the agent knows of one fault on one target: plain data, written to the journal as it is.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use windtunnel_crds::{
+    injection::{ExperimentRef, TargetState},
+    residue::{ReclaimedBy, Residue},
+};
+
+use crate::kernel::{
+    link::LinkName,
+    netns::NetNsId,
+    nft::{Device, Direction},
+    proc::ProcessId,
+    qdisc::Netem,
+};
+
+/// The form of a journal entry; a newer agent reads older forms, an older one sets newer ones aside.
+pub const FORMAT: u32 = 1;
+
+/// Which fault on which target.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Key {
+    /// Uid of the node injection.
+    pub injection: String,
+    /// Name of the fault.
+    pub fault: String,
+    /// Uid of the pod.
+    pub pod: String,
+}
+
+/// A fault on a target, from before the first change to the kernel until the last check.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Entry {
+    /// [`FORMAT`].
+    pub format: u32,
+    /// Boot id of the kernel that all of this is about.
+    pub boot_id: String,
+    /// Which fault on which target.
+    pub key: Key,
+    /// Name of the node injection.
+    pub injection_name: String,
+    /// The experiment.
+    pub experiment: ExperimentRef,
+    /// Name of the pod.
+    pub pod_name: String,
+    /// Directory of the pod's control group.
+    pub pod_cgroup: std::path::PathBuf,
+    /// How long after the end the node is checked again.
+    pub recheck_after: Duration,
+    /// What is done to the network.
+    pub network: NetworkEntry,
+    /// When it was prepared, on the boot clock.
+    pub prepared_at: Duration,
+    /// When the effect may be there; unset until the run has started.
+    pub window: Option<Window>,
+    /// How far it is.
+    pub state: State,
+}
+
+/// The kernel objects of a network fault.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NetworkEntry {
+    /// The target's network namespace.
+    pub netns: NetNsId,
+    /// Name of the injector's table.
+    pub table: String,
+    /// Order of its chains among those of other faults on the target.
+    pub priority: i32,
+    /// The ways that packets take through an impairment.
+    pub detours: Vec<Detour>,
+    /// The target's own name servers.
+    pub name_servers: Vec<std::net::IpAddr>,
+    /// How long packets can stay in an impairment after the last has entered it.
+    pub drain: Duration,
+}
+
+/// One direction of one link of the target, and the ifb that its selected packets go through.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Detour {
+    /// The direction.
+    pub direction: Direction,
+    /// The target's link.
+    pub device: Device,
+    /// Name of the ifb.
+    pub ifb: LinkName,
+    /// Its index, once it is there.
+    pub ifb_index: Option<u32>,
+    /// Its queueing discipline.
+    pub netem: Netem,
+}
+
+/// When an effect may be there, on the boot clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Window {
+    /// From when.
+    pub begin: Duration,
+    /// Until when; never after the deadline of the run.
+    pub end: Duration,
+}
+
+/// How far a fault on a target is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum State {
+    /// What is inert may be there; nothing has an effect.
+    Prepared,
+    /// An injector may be at work; whether the effect is there is not known.
+    Injecting {
+        /// The injector, once it is known.
+        injector: Option<ProcessId>,
+    },
+    /// The effect was read back.
+    Injected {
+        /// The injector.
+        injector: ProcessId,
+        /// When it was first read back.
+        at: Timestamp,
+    },
+    /// The injector is gone, and the effect with it.
+    Ended(Ended),
+}
+
+/// How a fault on a target ended.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Ended {
+    /// Recovered, Failed, Interrupted or Gone.
+    pub outcome: TargetState,
+    /// One word, where there is something to say.
+    pub reason: String,
+    /// One sentence.
+    pub message: String,
+    /// What took the effect back.
+    pub reclaimed_by: Option<ReclaimedBy>,
+    /// When the effect was first read back.
+    pub injected_at: Option<Timestamp>,
+    /// When it was known to be gone.
+    pub reverted_at: Timestamp,
+    /// The same on the boot clock.
+    pub ended_at: Duration,
+    /// What the fault had met.
+    pub counts: Counts,
+    /// When the target was checked, and on the boot clock.
+    pub checked: Option<(Timestamp, Duration)>,
+    /// When it was checked again.
+    pub rechecked: Option<Timestamp>,
+    /// What the checks found.
+    pub residue: Vec<Residue>,
+}
+
+/// What a fault has met so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counts {
+    /// Packets that its rules selected.
+    pub matched: u64,
+    /// Packets that its queues dropped because they were full; unknown where the kernel does not
+    /// tell them from packets that were to be lost.
+    pub dropped: Option<u64>,
+}
+
+impl Entry {
+    /// The injector that may be at work.
+    #[must_use]
+    pub fn injector(&self) -> Option<ProcessId> {
+        match &self.state {
+            State::Injecting { injector } => *injector,
+            State::Injected { injector, .. } => Some(*injector),
+            State::Prepared | State::Ended(_) => None,
+        }
+    }
+
+    /// How it ended, if it did.
+    #[must_use]
+    pub fn ended(&self) -> Option<&Ended> {
+        match &self.state {
+            State::Ended(ended) => Some(ended),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,489 @@
+//! A network fault as kernel objects: pure. Which ifbs with which queueing discipline, which
+//! rules select packets, and whether two faults would compete for the same packets.
+
+use std::{net::IpAddr, time::Duration};
+
+use ipnet::IpNet;
+use windtunnel_crds::{
+    injection::{Impairment, NodeNetworkFault, PeerGroup},
+    names::hash,
+    network::{self, Direction as Way, Spare},
+    peers::{self, Protocol},
+};
+
+use crate::{
+    kernel::{
+        link::{Link, LinkError, LinkName},
+        nft::{Addresses, Chain, Device, Direction, PortRange, Selection, Table, Transport},
+        qdisc::{Chance, Delay, Distribution, Loss, Netem, Reorder},
+    },
+    model::{Detour, Key, NetworkEntry},
+};
+
+/// Names of our tables begin with this.
+pub const TABLE_PREFIX: &str = "windtunnel-";
+/// Names of our ifbs begin with this.
+pub const LINK_PREFIX: &str = "wt";
+
+/// Packets per second that a delayed link is assumed to carry.
+const ASSUMED_RATE: f64 = 10_000.0;
+/// Fewest packets that a queue holds: what the kernel's own default is.
+const MIN_LIMIT: f64 = 1_000.0;
+/// Most packets that a queue holds.
+const MAX_LIMIT: f64 = 100_000.0;
+/// The port of name servers.
+const DNS: u16 = 53;
+/// How long a drained queue may still hold what was on its way into it.
+const SETTLE: Duration = Duration::from_secs(1);
+
+/// The queueing discipline for an impairment. Its limit is what the delay holds back at an assumed
+/// rate of 10 000 packets per second, 1 000 packets at least and 100 000 at most.
+#[must_use]
+pub fn netem(impairment: &Impairment) -> Netem {
+    let Impairment {
+        delay,
+        loss,
+        duplicate,
+        corrupt,
+        reorder,
+        bandwidth,
+    } = impairment;
+    let chance = |c: &network::Chance| Chance {
+        percent: c.percent.get(),
+        correlation: c.correlation.unwrap_or_default().get(),
+    };
+    Netem {
+        limit: limit(delay.as_ref()),
+        delay: delay.as_ref().map(as_delay).unwrap_or_default(),
+        loss: loss.as_ref().map(as_loss).unwrap_or_default(),
+        duplicate: duplicate.as_ref().map(chance).unwrap_or_default(),
+        corrupt: corrupt.as_ref().map(chance).unwrap_or_default(),
+        reorder: reorder.as_ref().map(as_reorder).unwrap_or_default(),
+        rate: bandwidth.as_ref().map_or(0, |b| b.rate.bits_per_second()),
+    }
+}
+
+fn limit(delay: Option<&network::Delay>) -> u32 {
+    let held = longest(delay).as_secs_f64() * ASSUMED_RATE;
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "clamped to 1 000 … 100 000"
+    )]
+    let limit = held.clamp(MIN_LIMIT, MAX_LIMIT) as u32;
+    limit
+}
+
+fn longest(delay: Option<&network::Delay>) -> Duration {
+    delay.map_or(Duration::ZERO, |d| {
+        d.latency.get() + d.jitter.unwrap_or_default().get()
+    })
+}
+
+fn as_delay(delay: &network::Delay) -> Delay {
+    let network::Delay {
+        latency,
+        jitter,
+        correlation,
+        distribution,
+    } = delay;
+    Delay {
+        latency: latency.get(),
+        jitter: jitter.unwrap_or_default().get(),
+        correlation: correlation.unwrap_or_default().get(),
+        distribution: match distribution {
+            None | Some(network::Distribution::Uniform) => Distribution::Uniform,
+            Some(network::Distribution::Normal) => Distribution::Normal,
+            Some(network::Distribution::Pareto) => Distribution::Pareto,
+            Some(network::Distribution::ParetoNormal) => Distribution::ParetoNormal,
+        },
+    }
+}
+
+fn as_loss(loss: &network::Loss) -> Loss {
+    match (&loss.percent, &loss.gilbert_elliott) {
+        (_, Some(model)) => Loss::GilbertElliott {
+            to_bad: model.good_to_bad.get(),
+            to_good: model.bad_to_good.get(),
+            loss_in_bad: model
+                .loss_in_bad
+                .map_or(100.0, windtunnel_crds::units::Percent::get),
+            loss_in_good: model.loss_in_good.unwrap_or_default().get(),
+        },
+        (percent, None) => Loss::Random(Chance {
+            percent: percent.unwrap_or_default().get(),
+            correlation: loss.correlation.unwrap_or_default().get(),
+        }),
+    }
+}
+
+fn as_reorder(reorder: &network::Reorder) -> Reorder {
+    Reorder {
+        chance: Chance {
+            percent: reorder.percent.get(),
+            correlation: reorder.correlation.unwrap_or_default().get(),
+        },
+        gap: reorder.gap.unwrap_or(1),
+    }
+}
+
+/// How long after the last packet has entered it an impairment may hold packets.
+#[must_use]
+pub fn drain(impairment: &Impairment) -> Duration {
+    longest(impairment.delay.as_ref()) + SETTLE
+}
+
+/// The directions that a fault acts in.
+#[must_use]
+pub fn directions(way: Way) -> &'static [Direction] {
+    match way {
+        Way::Egress => &[Direction::Egress],
+        Way::Ingress => &[Direction::Ingress],
+        Way::Both => &[Direction::Egress, Direction::Ingress],
+    }
+}
+
+/// Whether a link is one that packets of the target take, and not one of ours.
+#[must_use]
+pub fn carries_traffic(link: &Link) -> bool {
+    link.is_up && !link.is_loopback && !(link.kind == "ifb" && link.name.starts_with(LINK_PREFIX))
+}
+
+/// One detour for each link and direction.
+///
+/// # Errors
+/// Where a link's name is none that the kernel could have given.
+pub fn detours(
+    key: &Key,
+    links: &[Link],
+    fault: &NodeNetworkFault,
+) -> Result<Vec<Detour>, LinkError> {
+    let mut detours = Vec::new();
+    for link in links.iter().filter(|l| carries_traffic(l)) {
+        for direction in directions(fault.direction) {
+            detours.push(Detour {
+                direction: *direction,
+                device: Device {
+                    name: LinkName::new(&link.name)?,
+                    index: link.index,
+                },
+                ifb: LinkName::new(ifb_name(key, &link.name, *direction))?,
+                ifb_index: None,
+                netem: netem(&fault.impairment),
+            });
+        }
+    }
+    Ok(detours)
+}
+
+/// At most 15 bytes: the prefix, a hash, and the direction.
+fn ifb_name(key: &Key, link: &str, direction: Direction) -> String {
+    let way = match direction {
+        Direction::Egress => 'e',
+        Direction::Ingress => 'i',
+    };
+    let hash = hash(&[&key.injection, &key.fault, &key.pod, link], 12);
+    format!("{LINK_PREFIX}{hash}{way}")
+}
+
+/// The name of a fault's table in the target's namespace.
+#[must_use]
+pub fn table_name(key: &Key) -> String {
+    format!(
+        "{TABLE_PREFIX}{}",
+        hash(&[&key.injection, &key.fault, &key.pod], 16)
+    )
+}
+
+/// The rules of a fault: what it spares, what it selects, and where that goes. Detours whose ifb is
+/// not there have no rules.
+#[must_use]
+pub fn table(
+    entry: &NetworkEntry,
+    fault: &NodeNetworkFault,
+    node: &[IpAddr],
+    cluster_dns: impl Iterator<Item = IpAddr>,
+) -> Table {
+    let name_servers: Vec<IpAddr> = entry
+        .name_servers
+        .iter()
+        .copied()
+        .chain(cluster_dns)
+        .collect();
+    let spare = spared(&fault.spare, node, &name_servers);
+    let select = selected(fault);
+    let chain = |detour: &Detour| {
+        Some(Chain {
+            direction: detour.direction,
+            device: detour.device.clone(),
+            priority: entry.priority,
+            spare: spare.clone(),
+            select: select.clone(),
+            forward_to: Device {
+                name: detour.ifb.clone(),
+                index: detour.ifb_index?,
+            },
+        })
+    };
+    Table {
+        name: entry.table.clone(),
+        chains: entry.detours.iter().filter_map(chain).collect(),
+    }
+}
+
+fn spared(spare: &[Spare], node: &[IpAddr], name_servers: &[IpAddr]) -> Vec<Selection> {
+    let networks =
+        |addresses: &[IpAddr]| Addresses::In(addresses.iter().copied().map(IpNet::from).collect());
+    let selection = |spare: &Spare| match spare {
+        Spare::Node => Selection::new("node", networks(node)),
+        Spare::ClusterDNS => Selection {
+            remote_ports: vec![PortRange::one(DNS)],
+            protocols: vec![Transport::Tcp, Transport::Udp],
+            ..Selection::new("dns", networks(name_servers))
+        },
+    };
+    spare.iter().map(selection).collect()
+}
+
+/// One selection for each group of peers and each protocol of their ports: a range of ports
+/// belongs to one protocol.
+fn selected(fault: &NodeNetworkFault) -> Vec<Selection> {
+    let everybody = [PeerGroup {
+        addresses: None,
+        ports: Vec::new(),
+    }];
+    let groups = fault.peers.as_deref().unwrap_or(&everybody);
+    let mut selections = Vec::new();
+    for group in groups {
+        for protocol in protocols(&group.ports, &fault.local_ports) {
+            let addresses = match &group.addresses {
+                None => Addresses::Any,
+                Some(ranges) => Addresses::In(ranges.iter().map(|range| range.0).collect()),
+            };
+            selections.push(Selection {
+                name: format!("peers-{}", selections.len()),
+                addresses,
+                remote_ports: ranges(&group.ports, protocol),
+                local_ports: ranges(&fault.local_ports, protocol),
+                protocols: protocol.map(transport).into_iter().collect(),
+            });
+        }
+    }
+    selections
+}
+
+/// The protocols that both lists of ports allow; `None` is any, where neither list says.
+fn protocols(remote: &[peers::PortRange], local: &[peers::PortRange]) -> Vec<Option<Protocol>> {
+    if remote.is_empty() && local.is_empty() {
+        return vec![None];
+    }
+    let allows = |ports: &[peers::PortRange], protocol: Protocol| {
+        ports.is_empty() || ports.iter().any(|port| port.protocol == protocol)
+    };
+    [Protocol::Tcp, Protocol::Udp, Protocol::Sctp]
+        .into_iter()
+        .filter(|p| allows(remote, *p) && allows(local, *p))
+        .map(Some)
+        .collect()
+}
+
+fn ranges(ports: &[peers::PortRange], protocol: Option<Protocol>) -> Vec<PortRange> {
+    ports
+        .iter()
+        .filter(|port| Some(port.protocol) == protocol)
+        .map(|port| PortRange {
+            first: port.port,
+            last: port.last(),
+        })
+        .collect()
+}
+
+fn transport(protocol: Protocol) -> Transport {
+    match protocol {
+        Protocol::Tcp => Transport::Tcp,
+        Protocol::Udp => Transport::Udp,
+        Protocol::Sctp => Transport::Sctp,
+    }
+}
+
+/// Whether two faults on one target would select some packet both: the kernel would give it to
+/// one of them and not to the other.
+#[must_use]
+pub fn compete(one: &NodeNetworkFault, other: &NodeNetworkFault) -> bool {
+    let meet = directions(one.direction)
+        .iter()
+        .any(|d| directions(other.direction).contains(d));
+    meet && selected(one)
+        .iter()
+        .any(|a| selected(other).iter().any(|b| overlap(a, b)))
+}
+
+fn overlap(a: &Selection, b: &Selection) -> bool {
+    let protocols = a.protocols.is_empty()
+        || b.protocols.is_empty()
+        || a.protocols.iter().any(|p| b.protocols.contains(p));
+    let ports = |a: &[PortRange], b: &[PortRange]| {
+        a.is_empty()
+            || b.is_empty()
+            || a.iter()
+                .any(|x| b.iter().any(|y| x.first <= y.last && y.first <= x.last))
+    };
+    let addresses = match (&a.addresses, &b.addresses) {
+        (Addresses::Any, Addresses::Any) => true,
+        (Addresses::Any, Addresses::In(nets)) | (Addresses::In(nets), Addresses::Any) => {
+            !nets.is_empty()
+        }
+        (Addresses::In(a), Addresses::In(b)) => a
+            .iter()
+            .any(|x| b.iter().any(|y| x.contains(y) || y.contains(x))),
+    };
+    protocols
+        && addresses
+        && ports(&a.remote_ports, &b.remote_ports)
+        && ports(&a.local_ports, &b.local_ports)
+}
+
+#[cfg(test)]
+mod tests {
+    use windtunnel_crds::{
+        injection::AddressRange,
+        units::{GoDuration, Percent},
+    };
+
+    use super::*;
+    use crate::testing::{all_traffic, key};
+
+    fn to(nets: &[&str], ports: &[(u16, Protocol)]) -> NodeNetworkFault {
+        let ports = ports.iter().map(|(port, protocol)| peers::PortRange {
+            port: *port,
+            end_port: None,
+            protocol: *protocol,
+        });
+        NodeNetworkFault {
+            peers: Some(vec![PeerGroup {
+                addresses: Some(
+                    nets.iter()
+                        .map(|n| AddressRange(n.parse().unwrap()))
+                        .collect(),
+                ),
+                ports: ports.collect(),
+            }]),
+            ..all_traffic()
+        }
+    }
+
+    #[test]
+    fn faults_compete_where_a_packet_could_be_meant_by_both() {
+        let (a, b) = (to(&["10.0.0.0/8"], &[]), to(&["10.1.2.3/32"], &[]));
+        assert!(compete(&a, &b));
+        assert!(compete(&a, &all_traffic()));
+        assert!(!compete(&a, &to(&["fd00::/8", "192.0.2.1/32"], &[])));
+        assert!(!compete(
+            &a,
+            &NodeNetworkFault {
+                direction: Way::Ingress,
+                ..b.clone()
+            }
+        ));
+        assert!(compete(
+            &a,
+            &NodeNetworkFault {
+                direction: Way::Both,
+                ..b
+            }
+        ));
+        let (web, dns) = (
+            to(&["10.0.0.0/8"], &[(80, Protocol::Tcp)]),
+            to(&["10.0.0.0/8"], &[(53, Protocol::Udp)]),
+        );
+        assert!(!compete(&web, &dns));
+        assert!(!compete(&web, &to(&["10.0.0.0/8"], &[(81, Protocol::Tcp)])));
+        assert!(!compete(&web, &to(&["10.0.0.0/8"], &[(80, Protocol::Udp)])));
+        assert!(compete(&web, &all_traffic()));
+        assert!(
+            !compete(&to(&[], &[]), &all_traffic()),
+            "nobody's packets are nobody's loss"
+        );
+    }
+
+    #[test]
+    fn limits_hold_what_the_delay_holds_back() {
+        let delay = |ms| Impairment {
+            delay: Some(network::Delay {
+                latency: GoDuration::from_millis(ms),
+                jitter: None,
+                correlation: None,
+                distribution: None,
+            }),
+            ..Impairment::default()
+        };
+        for (millis, limit) in [(10, 1_000), (1_500, 15_000), (60_000, 100_000)] {
+            assert_eq!(netem(&delay(millis)).limit, limit, "{millis} ms");
+        }
+        assert_eq!(netem(&Impairment::default()).limit, 1_000);
+    }
+
+    #[test]
+    fn ports_of_each_protocol_get_rules_of_their_own() {
+        let fault = to(
+            &["10.0.0.1/32"],
+            &[
+                (80, Protocol::Tcp),
+                (53, Protocol::Udp),
+                (53, Protocol::Tcp),
+            ],
+        );
+        let selections = selected(&fault);
+        let seen: Vec<_> = selections
+            .iter()
+            .map(|s| (s.protocols.clone(), s.remote_ports.len()))
+            .collect();
+        assert_eq!(seen, [(vec![Transport::Tcp], 2), (vec![Transport::Udp], 1)]);
+        let local = NodeNetworkFault {
+            local_ports: vec![peers::PortRange {
+                port: 8080,
+                end_port: None,
+                protocol: Protocol::Tcp,
+            }],
+            ..fault
+        };
+        assert_eq!(
+            selected(&local).len(),
+            1,
+            "the target's own port is TCP only"
+        );
+    }
+
+    #[test]
+    fn names_fit_and_differ_by_link_and_direction() {
+        let names = [
+            ifb_name(&key("a"), "eth0", Direction::Egress),
+            ifb_name(&key("a"), "eth0", Direction::Ingress),
+            ifb_name(&key("a"), "eth1", Direction::Egress),
+            ifb_name(&key("b"), "eth0", Direction::Egress),
+        ];
+        for (i, name) in names.iter().enumerate() {
+            assert_eq!(name.len(), 15);
+            assert!(!names[i + 1..].contains(name));
+        }
+    }
+
+    #[test]
+    fn a_lossy_link_maps_to_netem() {
+        let impairment = Impairment {
+            loss: Some(network::Loss {
+                percent: Some(Percent::new(20.0).unwrap()),
+                correlation: None,
+                gilbert_elliott: None,
+            }),
+            ..Impairment::default()
+        };
+        assert_eq!(
+            netem(&impairment).loss,
+            Loss::Random(Chance {
+                percent: 20.0,
+                correlation: 0.0
+            })
+        );
+    }
+}

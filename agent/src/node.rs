@@ -1,0 +1,256 @@
+//! This node as the agent holds it: the journal, the injectors, what the API server said, and
+//! what is remembered between passes. `observe` makes the plain view that decisions are made on.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    path::Path,
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use windtunnel_crds::{
+    NodeInjection,
+    residue::{Residue, ResidueKind},
+};
+
+use crate::{
+    decide::{Kill, Observed, Preparation, Reported, is_report_pending},
+    journal::{Journal, JournalError, SetAside},
+    kernel::{
+        link::{LinkError, RouteSocket},
+        netns::{NetNs, NetNsError},
+        proc::{Proc, ProcError, boottime},
+    },
+    model::{Key, State},
+    supervisor::Supervisor,
+    targets::{Places, is_deserted},
+};
+
+/// How often the node's addresses and its targets' processes are looked at.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// What is known from the API server.
+#[derive(Clone, Debug, Default)]
+pub struct Known {
+    /// The injections of this node by uid; `None` until they were listed.
+    pub injections: Option<BTreeMap<String, NodeInjection>>,
+    /// The emergency stop is in force; `None` until that was looked up.
+    pub stop: Option<bool>,
+    /// When the operator's lease was last seen to change, on the boot clock.
+    pub lease_seen: Option<Duration>,
+    /// When a fresh listing of the own injections last succeeded, on the boot clock.
+    pub listed: Option<Duration>,
+    /// How far the node's clock is ahead of the operator's, in milliseconds.
+    pub clock_offset: Option<i64>,
+}
+
+/// Settings of this agent.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Where the node's own files are seen.
+    pub places: Places,
+    /// How long faults are kept without a control plane.
+    pub grace: Duration,
+}
+
+/// The node.
+#[derive(Debug)]
+pub struct Node {
+    pub(crate) settings: Settings,
+    pub(crate) boot_id: String,
+    pub(crate) journal: Journal,
+    pub(crate) supervisor: Supervisor,
+    pub(crate) known: Known,
+    pub(crate) kills: BTreeMap<Key, Kill>,
+    pub(crate) preparations: BTreeMap<String, Preparation>,
+    pub(crate) reports: BTreeMap<String, Reported>,
+    pub(crate) set_aside: Vec<SetAside>,
+    addresses: Vec<IpAddr>,
+    /// Since when targets have had no process, on the boot clock.
+    deserted: BTreeMap<Key, Duration>,
+    looked_at: Option<Duration>,
+}
+
+impl Node {
+    /// Takes the node over: opens the journal in `directory`.
+    ///
+    /// # Errors
+    /// Where the journal or the boot id cannot be read.
+    pub fn new(settings: Settings, directory: &Path) -> Result<Self, NodeError> {
+        let (journal, set_aside) = Journal::open(directory)?;
+        for file in &set_aside {
+            tracing::warn!(
+                name = file.name,
+                message = file.message,
+                "a journal entry was set aside"
+            );
+        }
+        Ok(Self {
+            boot_id: settings.places.proc.boot_id()?,
+            settings,
+            journal,
+            supervisor: Supervisor::default(),
+            known: Known::default(),
+            kills: BTreeMap::new(),
+            preparations: BTreeMap::new(),
+            reports: BTreeMap::new(),
+            set_aside,
+            addresses: Vec::new(),
+            deserted: BTreeMap::new(),
+            looked_at: None,
+        })
+    }
+
+    /// Looks at what changes by itself: the node's addresses, and whether targets still live.
+    pub fn look(&mut self, now: Duration) {
+        if self.looked_at.is_some_and(|at| now < at + LOOK) {
+            return;
+        }
+        self.looked_at = Some(now);
+        let live = self
+            .journal
+            .entries()
+            .values()
+            .filter(|e| !matches!(e.state, State::Ended(_)));
+        let empty: BTreeSet<Key> = live
+            .clone()
+            .filter(|e| is_deserted(&e.pod_cgroup))
+            .map(|e| e.key.clone())
+            .collect();
+        if live.count() > 0 {
+            match node_addresses(&self.settings.places.proc) {
+                Ok(addresses) => self.addresses = addresses,
+                Err(error) => tracing::warn!(%error, "cannot read the node's addresses"),
+            }
+        }
+        self.deserted.retain(|key, _| empty.contains(key));
+        for key in empty {
+            self.deserted.entry(key).or_insert(now);
+        }
+    }
+
+    /// The node's own addresses; read at once where they were never needed before.
+    pub(crate) fn addresses(&mut self) -> &[IpAddr] {
+        if self.addresses.is_empty() {
+            match node_addresses(&self.settings.places.proc) {
+                Ok(addresses) => self.addresses = addresses,
+                Err(error) => tracing::warn!(%error, "cannot read the node's addresses"),
+            }
+        }
+        &self.addresses
+    }
+
+    /// The plain view of the node at `now`.
+    #[must_use]
+    pub fn observe(&self, now: Duration) -> Observed {
+        let fresh = |at: Option<Duration>| at.is_some_and(|at| now <= at + self.settings.grace);
+        Observed {
+            boot_id: self.boot_id.clone(),
+            injections: self.known.injections.clone(),
+            stop: self.known.stop,
+            has_control_plane: fresh(self.known.lease_seen) && fresh(self.known.listed),
+            clock_offset: self.known.clock_offset,
+            entries: self.journal.entries().clone(),
+            live: self.supervisor.live(),
+            kills: self.kills.clone(),
+            deserted: self
+                .deserted
+                .iter()
+                .filter(|(_, since)| now >= **since + crate::decide::DESERTED)
+                .map(|(key, _)| key.clone())
+                .collect(),
+            preparations: self.preparations.clone(),
+            reports: self.reports.clone(),
+            node_addresses: self.addresses.clone(),
+            is_unclean: self.residue().iter().any(|r| !r.removed),
+        }
+    }
+
+    /// Forgets what belongs to injections that are gone.
+    pub fn tidy(&mut self) {
+        let Some(injections) = &self.known.injections else {
+            return;
+        };
+        self.preparations
+            .retain(|uid, _| injections.contains_key(uid));
+        self.reports.retain(|uid, _| injections.contains_key(uid));
+        let entries = self.journal.entries();
+        self.kills
+            .retain(|key, _| entries.get(key).is_some_and(|e| e.ended().is_none()));
+    }
+
+    /// Notes since when there has been something to tell of each injection.
+    pub fn note_pending(&mut self, observed: &Observed, now: Duration) {
+        for (uid, injection) in observed.injections.iter().flatten() {
+            let is_pending = is_report_pending(observed, uid, injection);
+            let reported = self.reports.entry(uid.clone()).or_default();
+            reported.pending_since = match (is_pending, reported.pending_since) {
+                (false, _) => None,
+                (true, since) => since.or(Some(now)),
+            };
+        }
+    }
+
+    /// What is left of ended faults, and what cannot be read of the journal.
+    #[must_use]
+    pub fn residue(&self) -> Vec<Residue> {
+        let ended = self.journal.entries().values().filter_map(|e| e.ended());
+        let mut residue: Vec<Residue> = ended.flat_map(|e| e.residue.clone()).collect();
+        residue.extend(self.set_aside.iter().map(|file| Residue {
+            node: String::new(),
+            kind: ResidueKind::JournalEntry,
+            name: file.name.clone(),
+            pod: String::new(),
+            // Set aside is out of the way; what it spoke of is looked for by its marks.
+            removed: true,
+            message: file.message.clone(),
+        }));
+        residue
+    }
+}
+
+/// The two clocks, read together.
+///
+/// # Errors
+/// Where the boot clock cannot be read.
+pub fn now() -> Result<crate::decide::Now, ProcError> {
+    Ok(crate::decide::Now {
+        boot: boottime()?,
+        wall: Timestamp::now(),
+    })
+}
+
+/// Every address of every link of the node's own namespace: probes come from any of them.
+fn node_addresses(proc: &Proc) -> Result<Vec<IpAddr>, AddressError> {
+    let netns = NetNs::of_pid(proc, 1)?;
+    let addresses = RouteSocket::open(&netns)?.addresses()?;
+    let mut addresses: Vec<IpAddr> = addresses
+        .into_iter()
+        .map(|a| a.address.addr())
+        .filter(|a| !a.is_loopback())
+        .collect();
+    addresses.sort();
+    addresses.dedup();
+    Ok(addresses)
+}
+
+/// Why the node's own addresses cannot be read.
+#[derive(Debug, thiserror::Error)]
+enum AddressError {
+    #[error("the node's network namespace")]
+    NetNs(#[from] NetNsError),
+    #[error("its links")]
+    Links(#[from] LinkError),
+}
+
+/// Why the agent cannot take its node over.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeError {
+    /// The journal cannot be used.
+    #[error("no journal")]
+    Journal(#[from] JournalError),
+    /// `/proc` cannot be read.
+    #[error("no boot id")]
+    Proc(#[from] ProcError),
+}

@@ -1,0 +1,317 @@
+//! Prepare: every target of an injection is found, its fault is tried where it cannot hurt, and
+//! what is inert is built. One target that cannot be injected refuses the whole injection, and
+//! then nothing of it stays.
+
+use windtunnel_crds::{
+    NodeInjection,
+    injection::{NodeFault, NodeNetworkFault, NodeTarget, TargetState, TargetStatus},
+};
+use windtunnel_runtime::chain;
+
+use crate::{
+    decide::{Now, Preparation, node_refusal},
+    impair::{self, ImpairError},
+    kernel::{link::RouteSocket, netns::NetNs},
+    model::{Entry, FORMAT, Key, NetworkEntry, State},
+    network,
+    node::Node,
+    targets::{self, Target},
+};
+
+/// Most packets that the queues of all faults on this node may hold together: with full-sized
+/// packets about 1 GiB.
+const MAX_QUEUED: u64 = 700_000;
+
+/// A reason and a sentence.
+type Refusal = (&'static str, String);
+
+/// What became of a target.
+enum Verdict {
+    Prepared,
+    Gone(String),
+    Refused(Refusal),
+}
+
+/// Prepares an injection, and remembers what was found.
+pub fn prepare(node: &mut Node, uid: &str, now: Now) {
+    let Some(injection) = node
+        .known
+        .injections
+        .as_ref()
+        .and_then(|all| all.get(uid))
+        .cloned()
+    else {
+        return;
+    };
+    let mut verdicts = Vec::new();
+    let refusal = node_refusal(&node.observe(now.boot));
+    for fault in &injection.spec.faults {
+        let rehearsed = refusal.clone().map_or(Ok(()), Err);
+        for target in &fault.targets {
+            let verdict = match &rehearsed {
+                Err(refusal) => Verdict::Refused(refusal.clone()),
+                Ok(()) => prepare_target(node, &injection, (fault, target), now),
+            };
+            if let Some(status) = told(&injection, (&fault.name, target), verdict) {
+                verdicts.push(status);
+            }
+        }
+    }
+    if verdicts.iter().any(|v| v.state == TargetState::Failed) {
+        release(node, uid);
+    }
+    let generation = injection.metadata.generation;
+    node.preparations.insert(
+        uid.to_owned(),
+        Preparation {
+            generation,
+            verdicts,
+        },
+    );
+}
+
+/// What is remembered of a verdict: a target that is prepared speaks through its journal entry,
+/// which a dry run does not make.
+fn told(
+    injection: &NodeInjection,
+    (fault, target): (&str, &NodeTarget),
+    verdict: Verdict,
+) -> Option<TargetStatus> {
+    let (state, reason, message) = match verdict {
+        Verdict::Prepared if !injection.spec.dry_run => return None,
+        Verdict::Prepared => (TargetState::Prepared, "", String::new()),
+        Verdict::Gone(message) => (TargetState::Gone, "TargetGone", message),
+        Verdict::Refused((reason, message)) => (TargetState::Failed, reason, message),
+    };
+    Some(TargetStatus {
+        fault: fault.to_owned(),
+        pod_name: target.pod_name.clone(),
+        pod_uid: target.pod_uid.clone(),
+        state,
+        reason: reason.to_owned(),
+        message,
+        injected_at: None,
+        reverted_at: None,
+        reclaimed_by: None,
+        matched_packets: None,
+        queue_drops: None,
+    })
+}
+
+fn prepare_target(
+    node: &mut Node,
+    injection: &NodeInjection,
+    (fault, target): (&NodeFault, &NodeTarget),
+    now: Now,
+) -> Verdict {
+    let key = Key {
+        injection: injection.metadata.uid.clone().unwrap_or_default(),
+        fault: fault.name.clone(),
+        pod: target.pod_uid.clone(),
+    };
+    if node.journal.entries().contains_key(&key) {
+        return Verdict::Prepared;
+    }
+    let Some(network) = &fault.network else {
+        return Verdict::Refused((
+            "UnknownFault",
+            "this agent does not know the kind of the fault".to_owned(),
+        ));
+    };
+    let found = match targets::resolve(&node.settings.places, &injection.spec.experiment, target) {
+        Ok(found) => found,
+        Err(error @ targets::TargetError::Gone(_)) => return Verdict::Gone(error.to_string()),
+        Err(error) => return Verdict::Refused((error.reason(), chain(&error))),
+    };
+    let result = plan(node, injection, (&key, target, network), &found, now).and_then(|entry| {
+        rehearse(node, injection, network, &entry)?;
+        if injection.spec.dry_run {
+            Ok(())
+        } else {
+            build(node, entry, &found.netns)
+        }
+    });
+    match result {
+        Ok(()) => Verdict::Prepared,
+        Err(refusal) => Verdict::Refused(refusal),
+    }
+}
+
+/// The journal entry of a fault on a target, before anything is built.
+fn plan(
+    node: &Node,
+    injection: &NodeInjection,
+    (key, target, fault): (&Key, &NodeTarget, &NodeNetworkFault),
+    found: &Target,
+    now: Now,
+) -> Result<Entry, Refusal> {
+    let links = RouteSocket::open(&found.netns)
+        .and_then(|mut route| route.links())
+        .map_err(|e| ("KernelRefused", chain(&e)))?;
+    impair::check_links(&links).map_err(refused)?;
+    let neighbours = neighbours(node, key);
+    compete(node, key, fault)?;
+    let detours = network::detours(key, &links, fault).map_err(|e| ("KernelRefused", chain(&e)))?;
+    let entry = Entry {
+        format: FORMAT,
+        boot_id: node.boot_id.clone(),
+        key: key.clone(),
+        injection_name: injection.metadata.name.clone().unwrap_or_default(),
+        experiment: injection.spec.experiment.clone(),
+        pod_name: target.pod_name.clone(),
+        pod_cgroup: found.cgroup.clone(),
+        recheck_after: injection.spec.recheck_after.get(),
+        network: NetworkEntry {
+            netns: found.netns.id(),
+            table: network::table_name(key),
+            // The older keeps the packets if two come to select the same.
+            priority: neighbours
+                .map(|e| e.network.priority + 1)
+                .max()
+                .unwrap_or(0),
+            detours,
+            name_servers: found.name_servers.clone(),
+            drain: network::drain(&fault.impairment),
+        },
+        prepared_at: now.boot,
+        window: None,
+        state: State::Prepared,
+    };
+    queue_memory(node, &entry)?;
+    Ok(entry)
+}
+
+/// Other faults on the same pod that may be in place.
+fn neighbours<'a>(node: &'a Node, key: &'a Key) -> impl Iterator<Item = &'a Entry> {
+    let entries = node.journal.entries().values();
+    entries.filter(move |e| e.key.pod == key.pod && e.key != *key && e.ended().is_none())
+}
+
+/// Refuses a fault that selects packets which another one on the same pod selects.
+fn compete(node: &Node, key: &Key, fault: &NodeNetworkFault) -> Result<(), Refusal> {
+    for other in neighbours(node, key) {
+        let injection = node
+            .known
+            .injections
+            .as_ref()
+            .and_then(|all| all.get(&other.key.injection));
+        let theirs = injection
+            .and_then(|i| i.spec.faults.iter().find(|f| f.name == other.key.fault))
+            .and_then(|f| f.network.as_ref());
+        if theirs.is_none_or(|theirs| network::compete(fault, theirs)) {
+            return Err((
+                "Conflict",
+                format!(
+                    "fault {} of experiment {} acts on the same packets of this pod; give them different peers, ports or directions, or put both doses into one fault",
+                    other.key.fault, other.experiment.name
+                ),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses more queue memory than a node may be asked for.
+fn queue_memory(node: &Node, entry: &Entry) -> Result<(), Refusal> {
+    let held = |e: &Entry| {
+        e.network
+            .detours
+            .iter()
+            .map(|d| u64::from(d.netem.limit))
+            .sum::<u64>()
+    };
+    let others: u64 = node
+        .journal
+        .entries()
+        .values()
+        .filter(|e| e.ended().is_none())
+        .map(held)
+        .sum();
+    let total = others + held(entry);
+    if total > MAX_QUEUED {
+        return Err((
+            "QueueMemory",
+            format!(
+                "the delay queues on this node would hold up to {total} packets, of {MAX_QUEUED} at most"
+            ),
+        ));
+    }
+    Ok(())
+}
+
+/// Tries the fault in a namespace of its own.
+fn rehearse(
+    node: &mut Node,
+    injection: &NodeInjection,
+    fault: &NodeNetworkFault,
+    entry: &Entry,
+) -> Result<(), Refusal> {
+    let node_addresses = node.addresses().to_vec();
+    let dns = || injection.spec.cluster_dns.iter().map(|a| a.0);
+    impair::rehearse(&entry.network.detours, |detours| {
+        let mut copy = entry.network.clone();
+        copy.detours = detours.to_vec();
+        network::table(&copy, fault, &node_addresses, dns())
+    })
+    .map_err(refused)
+}
+
+/// Writes the entry down, then builds.
+fn build(node: &mut Node, mut entry: Entry, netns: &NetNs) -> Result<(), Refusal> {
+    node.journal
+        .write(entry.clone())
+        .map_err(|e| ("JournalUnwritable", chain(&e)))?;
+    let key = entry.key.clone();
+    let built = impair::build(netns, &mut entry.network.detours).map_err(refused);
+    let noted = built.and_then(|()| {
+        node.journal
+            .write(entry.clone())
+            .map_err(|e| ("JournalUnwritable", chain(&e)))
+    });
+    if noted.is_err() {
+        withdraw(node, &key, netns);
+    }
+    noted
+}
+
+/// Takes back what was built for a target that is not to be injected after all. What cannot be
+/// taken back stays in the journal, and with it on the way to the audit.
+fn withdraw(node: &mut Node, key: &Key, netns: &NetNs) {
+    let Some(entry) = node.journal.entries().get(key) else {
+        return;
+    };
+    match impair::remove(netns, &entry.network.detours, true) {
+        Ok(_) => {
+            if let Err(error) = node.journal.forget(key) {
+                tracing::warn!(error = chain(&error), "cannot forget a journal entry");
+            }
+        }
+        Err(error) => tracing::warn!(error = chain(&error), "cannot remove an impairment"),
+    }
+}
+
+/// Takes back everything that was prepared for an injection that was refused.
+fn release(node: &mut Node, uid: &str) {
+    let entries: Vec<Entry> = node
+        .journal
+        .entries()
+        .values()
+        .filter(|e| e.key.injection == uid && e.state == State::Prepared)
+        .cloned()
+        .collect();
+    for entry in entries {
+        let pid = crate::kernel::cgroup::pids(&entry.pod_cgroup).unwrap_or_default();
+        let netns = pid.into_iter().find_map(|pid| {
+            let netns = NetNs::of_pid(&node.settings.places.proc, pid).ok()?;
+            (netns.id() == entry.network.netns).then_some(netns)
+        });
+        if let Some(netns) = netns {
+            withdraw(node, &entry.key, &netns);
+        }
+    }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
+fn refused(error: ImpairError) -> Refusal {
+    (error.reason(), chain(&error))
+}

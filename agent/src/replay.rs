@@ -1,0 +1,106 @@
+//! What an agent does first: it ends what the agent before it had begun. Nothing is re-injected.
+
+use std::{
+    os::fd::AsFd as _,
+    time::{Duration, Instant},
+};
+
+use nix::poll::{PollFd, PollFlags, poll};
+use windtunnel_crds::{injection::TargetState, residue::ReclaimedBy};
+use windtunnel_runtime::chain;
+
+use crate::{
+    act::ActError,
+    decide::Now,
+    inject::timeout,
+    kernel::proc::{ProcError, ProcessId},
+    model::{Counts, Ended, Entry, State},
+    node::Node,
+};
+
+/// How long a killed injector may take to be gone.
+const KILLED: Duration = Duration::from_secs(2);
+
+/// Ends every entry that is not ended. One that cannot be ended stops no other, and is tried again
+/// by the passes that follow.
+pub fn replay(node: &mut Node, now: Now) {
+    let open: Vec<Entry> = node
+        .journal
+        .entries()
+        .values()
+        .filter(|e| e.ended().is_none())
+        .cloned()
+        .collect();
+    for entry in open {
+        let key = entry.key.clone();
+        tracing::info!(?key, "taking back what the agent before had begun");
+        if let Err(error) = end(node, entry, now) {
+            tracing::warn!(error = chain(&error), ?key, "cannot take back a fault");
+        }
+    }
+}
+
+fn end(node: &mut Node, mut entry: Entry, now: Now) -> Result<(), ActError> {
+    let rebooted = entry.boot_id != node.boot_id;
+    let killed = match entry.injector() {
+        Some(process) if !rebooted => kill(node, process)?,
+        _ => false,
+    };
+    let injected_at = match &entry.state {
+        State::Injected { at, .. } => Some(*at),
+        _ => None,
+    };
+    let begun = !matches!(entry.state, State::Prepared);
+    let (outcome, reason, message) = match (begun, rebooted) {
+        (false, _) => (
+            TargetState::Failed,
+            "AgentRestarted",
+            "the agent died before the fault was injected",
+        ),
+        (true, true) => (
+            TargetState::Interrupted,
+            "NodeRebooted",
+            "the node was rebooted; the fault ended with it",
+        ),
+        (true, false) => (
+            TargetState::Interrupted,
+            "AgentRestarted",
+            "the agent died; the fault ended with it",
+        ),
+    };
+    entry.state = State::Ended(Ended {
+        outcome,
+        reason: reason.to_owned(),
+        message: message.to_owned(),
+        reclaimed_by: begun.then_some(if killed {
+            ReclaimedBy::Journal
+        } else {
+            ReclaimedBy::Kernel
+        }),
+        injected_at,
+        reverted_at: now.wall,
+        ended_at: now.boot,
+        counts: Counts::default(),
+        checked: None,
+        rechecked: None,
+        residue: Vec::new(),
+    });
+    Ok(node.journal.write(entry)?)
+}
+
+/// Kills an injector that outlived its agent; true if there was one. Waits until it is gone.
+fn kill(node: &Node, process: ProcessId) -> Result<bool, ProcError> {
+    let Some(handle) = node.settings.places.proc.open(process)? else {
+        return Ok(false);
+    };
+    handle.kill()?;
+    let until = Instant::now() + KILLED;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        let mut fds = [PollFd::new(handle.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut fds, timeout(left)) {
+            Err(nix::Error::EINTR) if !left.is_zero() => {}
+            _ => return Ok(true),
+        }
+    }
+}

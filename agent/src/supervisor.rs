@@ -1,0 +1,236 @@
+//! Injector processes: started, kept alive by heartbeats, listened to, killed and reaped.
+//!
+//! All from one plain thread that lives as long as the agent: an injector dies with the thread
+//! that started it. Nothing here blocks.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    os::fd::{AsFd, BorrowedFd},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use jiff::Timestamp;
+use thiserror::Error;
+
+use crate::{
+    kernel::proc::{Proc, ProcError, ProcessHandle, ProcessId},
+    model::{Counts, Key},
+    wire::{BEAT, Down, Line, Order, Up, WireError},
+};
+
+/// Why an injector could not be started or killed.
+#[derive(Debug, Error)]
+pub enum SupervisorError {
+    /// The line to it could not be made or used.
+    #[error("no line to the injector")]
+    Line(#[from] WireError),
+    /// The process could not be started.
+    #[error("cannot start an injector")]
+    Start(#[source] io::Error),
+    /// The process could not be identified or signalled.
+    #[error("cannot handle an injector")]
+    Process(#[from] ProcError),
+    /// The process was gone before it could be identified.
+    #[error("the injector ended at once")]
+    EndedAtOnce,
+}
+
+/// An injector as it was last seen.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Live {
+    /// The process.
+    pub process: ProcessId,
+    /// The order as it stands, with the last update.
+    pub order: Order,
+    /// When it said that the effect was read back.
+    pub applied_at: Option<Timestamp>,
+    /// Why it could not bring the effect about.
+    pub failure: Option<String>,
+    /// What is missing of the effect.
+    pub vanished: Option<String>,
+    /// When it last said anything, on the boot clock.
+    pub heard_at: Duration,
+    /// What its fault has met.
+    pub counts: Counts,
+    /// It has ended.
+    pub has_exited: bool,
+    /// It has been told of no update that it has not confirmed.
+    pub is_current: bool,
+    /// The longest it went without a heartbeat of ours.
+    pub longest_silence: Duration,
+}
+
+#[derive(Debug)]
+struct Injector {
+    child: Child,
+    handle: ProcessHandle,
+    line: Line,
+    live: Live,
+    beaten_at: Duration,
+}
+
+/// The injectors of this agent.
+#[derive(Debug, Default)]
+pub struct Supervisor {
+    proc: Proc,
+    injectors: BTreeMap<Key, Injector>,
+}
+
+impl Supervisor {
+    /// Starts an injector with its order.
+    ///
+    /// # Errors
+    /// [`SupervisorError`]; nothing is left then but a process that has no order and ends.
+    pub fn start(
+        &mut self,
+        key: Key,
+        order: Order,
+        now: Duration,
+    ) -> Result<ProcessId, SupervisorError> {
+        let (line, theirs) = Line::pair()?;
+        let child = Command::new("/proc/self/exe")
+            .arg("inject")
+            .env_clear()
+            .stdin(Stdio::from(theirs))
+            .stdout(Stdio::null())
+            .spawn()
+            .map_err(SupervisorError::Start)?;
+        // Not reaped before it is identified: its pid cannot be another's.
+        let pid = i32::try_from(child.id()).unwrap_or_default();
+        let process = self
+            .proc
+            .identify(pid)?
+            .ok_or(SupervisorError::EndedAtOnce)?;
+        let handle = self
+            .proc
+            .open(process)?
+            .ok_or(SupervisorError::EndedAtOnce)?;
+        line.send(&Down::Order(order.clone()))?;
+        let state = Live {
+            process,
+            order,
+            applied_at: None,
+            failure: None,
+            vanished: None,
+            heard_at: now,
+            counts: Counts::default(),
+            has_exited: false,
+            is_current: true,
+            longest_silence: Duration::ZERO,
+        };
+        let injector = Injector {
+            child,
+            handle,
+            line,
+            live: state,
+            beaten_at: now,
+        };
+        self.injectors.insert(key, injector);
+        Ok(process)
+    }
+
+    /// Sends an injector other rules.
+    ///
+    /// # Errors
+    /// [`WireError`] where it does not listen.
+    pub fn update(&mut self, key: &Key, table: crate::kernel::nft::Table) -> Result<(), WireError> {
+        if let Some(injector) = self.injectors.get_mut(key) {
+            injector.line.send(&Down::Update(table.clone()))?;
+            injector.live.order.table = table;
+            injector.live.is_current = false;
+        }
+        Ok(())
+    }
+
+    /// Kills an injector; it is still to be reaped.
+    ///
+    /// # Errors
+    /// Where the kernel refuses.
+    pub fn kill(&self, key: &Key) -> Result<(), ProcError> {
+        self.injectors
+            .get(key)
+            .map_or(Ok(()), |injector| injector.handle.kill())
+    }
+
+    /// Forgets an injector that has exited.
+    pub fn forget(&mut self, key: &Key) {
+        if self.injectors.get(key).is_some_and(|i| i.live.has_exited) {
+            self.injectors.remove(key);
+        }
+    }
+
+    /// Gives every injector a sign of life, where one is due.
+    pub fn beat(&mut self, now: Duration) {
+        for injector in self.injectors.values_mut().filter(|i| !i.live.has_exited) {
+            let silence = now.saturating_sub(injector.beaten_at);
+            injector.live.longest_silence = injector.live.longest_silence.max(silence);
+            if silence >= BEAT {
+                // One that does not read is found out by its own silence.
+                let _ = injector.line.send(&Down::Beat);
+                injector.beaten_at = now;
+            }
+        }
+    }
+
+    /// Reads what injectors said and sees which have ended.
+    pub fn listen(&mut self, now: Duration, wall: Timestamp) {
+        for (key, injector) in &mut self.injectors {
+            loop {
+                match injector.line.receive::<Up>() {
+                    Ok(Some(message)) => injector.live.hear(message, now, wall),
+                    Ok(None) | Err(WireError::Gone) => break,
+                    Err(error) => {
+                        tracing::warn!(?key, %error, "cannot understand an injector");
+                        break;
+                    }
+                }
+            }
+            if !injector.live.has_exited {
+                // An error means that it is not our child any more: it has been reaped.
+                injector.live.has_exited = !matches!(injector.child.try_wait(), Ok(None));
+            }
+        }
+    }
+
+    /// The injectors as they were last seen.
+    #[must_use]
+    pub fn live(&self) -> BTreeMap<Key, Live> {
+        self.injectors
+            .iter()
+            .map(|(key, injector)| (key.clone(), injector.live.clone()))
+            .collect()
+    }
+
+    /// How many injectors are alive.
+    #[must_use]
+    pub fn alive(&self) -> usize {
+        self.injectors
+            .values()
+            .filter(|i| !i.live.has_exited)
+            .count()
+    }
+
+    /// What becomes readable when there is something to listen to.
+    pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let running = self.injectors.values().filter(|i| !i.live.has_exited);
+        running.flat_map(|i| [i.line.as_fd(), i.handle.as_fd()])
+    }
+}
+
+impl Live {
+    fn hear(&mut self, message: Up, now: Duration, wall: Timestamp) {
+        self.heard_at = now;
+        match message {
+            Up::Applied { proof } => {
+                tracing::debug!(proof, pid = self.process.pid, "in place");
+                self.applied_at.get_or_insert(wall);
+            }
+            Up::Updated => self.is_current = true,
+            Up::Beat(counts) => self.counts = counts,
+            Up::Failed { message } => self.failure = Some(message),
+            Up::Vanished { message } => self.vanished = Some(message),
+        }
+    }
+}

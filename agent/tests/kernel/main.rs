@@ -1,0 +1,16 @@
+//! Privileged tests of the kernel module: they prove effects on real packets.
+//!
+//! They need root and change nothing outside scratch namespaces of their own. On a kernel without
+//! netem, run them with `WINDTUNNEL_TEST_KERNEL=host`: those that need it are then left out, each
+//! saying so. Times are bounds for safety, not measurements.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr)]
+
+mod death;
+mod effects;
+mod lease;
+mod links;
+mod netem;
+mod support;
+mod tables;
+mod update;

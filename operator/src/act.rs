@@ -1,0 +1,395 @@
+//! Carries out a decision, in order: one match over actions, no policy.
+
+use std::{future::Future, time::Duration};
+
+use futures::{StreamExt as _, stream};
+use jiff::Timestamp;
+use k8s_openapi::{
+    api::{core::v1::Pod, policy::v1::Eviction},
+    apimachinery::pkg::apis::meta::v1::{DeleteOptions, MicroTime, ObjectMeta},
+};
+use kube::{
+    Api, Resource as _, ResourceExt as _,
+    api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
+    runtime::events::{Event, EventType},
+};
+use serde_json::{Value, json};
+use thiserror::Error;
+use tokio::time::timeout;
+use windtunnel_crds::{
+    ChaosExperiment, NodeInjection,
+    fault::KillMethod,
+    names::{FINALIZER, OPERATOR},
+};
+
+use crate::{
+    controller::Ctx,
+    decide::{Action, Change, Kill, Notice},
+    lease::may_write,
+    metrics::Write,
+};
+
+/// How long one request may take.
+const REQUEST: Duration = Duration::from_secs(10);
+/// How many requests of one kind are under way at once.
+const PARALLEL: usize = 32;
+
+/// Why an action failed.
+#[derive(Debug, Error)]
+pub(crate) enum ActError {
+    /// This replica does not hold the lease any more.
+    #[error("not the leader any more")]
+    NotLeader,
+    /// A request failed.
+    #[error("cannot {action}")]
+    Request {
+        /// What was tried.
+        action: &'static str,
+        /// Why it failed.
+        #[source]
+        source: kube::Error,
+    },
+    /// A request was not answered in time.
+    #[error("no answer when trying to {0}")]
+    Timeout(&'static str),
+}
+
+impl ActError {
+    /// The decision was made on a state that is not true any more.
+    #[must_use]
+    pub(crate) fn is_stale(&self) -> bool {
+        match self {
+            Self::Request {
+                source: kube::Error::Api(status),
+                ..
+            } => status.is_conflict() || status.is_already_exists() || status.is_not_found(),
+            _ => false,
+        }
+    }
+}
+
+/// Carries out `actions` for `experiment`; neighbours of one kind at the same time, kinds in
+/// order. Stops at the first kind of which one fails.
+///
+/// # Errors
+/// The first [`ActError`].
+pub(crate) async fn act(
+    ctx: &Ctx,
+    experiment: &ChaosExperiment,
+    actions: Vec<Action>,
+) -> Result<(), ActError> {
+    let mut actions = actions.into_iter().peekable();
+    while let Some(first) = actions.next() {
+        let kind = std::mem::discriminant(&first);
+        let mut batch = vec![first];
+        while let Some(next) = actions.next_if(|next| std::mem::discriminant(next) == kind) {
+            batch.push(next);
+        }
+        let mut done = stream::iter(batch)
+            .map(|action| perform(ctx, experiment, action))
+            .buffer_unordered(PARALLEL);
+        let mut failed = None;
+        while let Some(result) = done.next().await {
+            if let Err(error) = result {
+                failed.get_or_insert(error);
+            }
+        }
+        if let Some(error) = failed {
+            return Err(error);
+        }
+    }
+    Ok(())
+}
+
+async fn perform(ctx: &Ctx, experiment: &ChaosExperiment, action: Action) -> Result<(), ActError> {
+    if !may_write(&ctx.leadership) {
+        return Err(ActError::NotLeader);
+    }
+    match action {
+        Action::AddFinalizer => patch_finalizer(ctx, experiment, true).await,
+        Action::RemoveFinalizer => patch_finalizer(ctx, experiment, false).await,
+        Action::WriteStatus(status) => {
+            let mut written = experiment.clone();
+            written.status = Some(*status);
+            let api = experiments(ctx, experiment);
+            let name = experiment.name_any();
+            let params = params();
+            let answer = request(
+                ctx,
+                "write the status",
+                api.replace_status(&name, &params, &written),
+            )
+            .await?;
+            ctx.remember(experiment, answer);
+            Ok(())
+        }
+        Action::Create(injection) => {
+            let params = params();
+            request(
+                ctx,
+                "create a node injection",
+                injections(ctx).create(&params, &injection),
+            )
+            .await
+            .map(drop)
+        }
+        Action::Patch {
+            name,
+            resource_version,
+            change,
+        } => patch_injection(ctx, &name, resource_version, change).await,
+        Action::Delete { name, uid } => {
+            let params = DeleteParams {
+                preconditions: Some(with_uid(uid)),
+                ..DeleteParams::default()
+            };
+            let api = injections(ctx);
+            gone_is_fine(request(ctx, "delete a node injection", api.delete(&name, &params)).await)
+        }
+        Action::Kill(kill) => remove_pod(ctx, kill).await,
+        Action::DeleteExperiment => {
+            let params = DeleteParams {
+                preconditions: Some(with_uid(experiment.uid())),
+                ..DeleteParams::default()
+            };
+            let (api, name) = (experiments(ctx, experiment), experiment.name_any());
+            gone_is_fine(request(ctx, "delete the experiment", api.delete(&name, &params)).await)
+        }
+        Action::Notify(notice) => {
+            notify(ctx, experiment, notice).await;
+            Ok(())
+        }
+    }
+}
+
+/// Puts a bound on a request, and counts it.
+async fn request<T>(
+    ctx: &Ctx,
+    action: &'static str,
+    call: impl Future<Output = Result<T, kube::Error>>,
+) -> Result<T, ActError> {
+    let result = match timeout(REQUEST, call).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(source)) => Err(ActError::Request { action, source }),
+        Err(_) => Err(ActError::Timeout(action)),
+    };
+    let outcome = match &result {
+        Ok(_) => "ok",
+        Err(error) if error.is_stale() => "conflict",
+        Err(_) => "error",
+    };
+    ctx.metrics
+        .writes
+        .get_or_create(&Write { action, outcome })
+        .inc();
+    result
+}
+
+fn experiments(ctx: &Ctx, experiment: &ChaosExperiment) -> Api<ChaosExperiment> {
+    Api::namespaced(
+        ctx.client.clone(),
+        &experiment.namespace().unwrap_or_default(),
+    )
+}
+
+fn injections(ctx: &Ctx) -> Api<NodeInjection> {
+    Api::namespaced(ctx.client.clone(), &ctx.policy.release_namespace)
+}
+
+fn params() -> PostParams {
+    PostParams {
+        field_manager: Some(OPERATOR.to_owned()),
+        ..PostParams::default()
+    }
+}
+
+fn with_uid(uid: Option<String>) -> Preconditions {
+    Preconditions {
+        uid,
+        resource_version: None,
+    }
+}
+
+/// Gone already, or replaced by something of the same name, is what was wanted.
+fn gone_is_fine<T>(result: Result<T, ActError>) -> Result<(), ActError> {
+    match result {
+        Err(ActError::Request {
+            source: kube::Error::Api(status),
+            ..
+        }) if status.is_not_found() || status.is_conflict() => Ok(()),
+        other => other.map(drop),
+    }
+}
+
+async fn patch_finalizer(
+    ctx: &Ctx,
+    experiment: &ChaosExperiment,
+    wanted: bool,
+) -> Result<(), ActError> {
+    let finalizers: Vec<&String> = experiment
+        .metadata
+        .finalizers
+        .iter()
+        .flatten()
+        .filter(|f| *f != FINALIZER)
+        .collect();
+    let mut list: Vec<Value> = finalizers.iter().map(|f| json!(f)).collect();
+    if wanted {
+        list.push(json!(FINALIZER));
+    }
+    let patch = json!({"metadata": {
+        "resourceVersion": ctx.latest_version(experiment),
+        "finalizers": list,
+    }});
+    let action = if wanted {
+        "add the finalizer"
+    } else {
+        "remove the finalizer"
+    };
+    let (api, name) = (experiments(ctx, experiment), experiment.name_any());
+    let params = PatchParams {
+        field_manager: Some(OPERATOR.to_owned()),
+        ..PatchParams::default()
+    };
+    let patch = Patch::Merge(&patch);
+    let answer = request(ctx, action, api.patch(&name, &params, &patch)).await?;
+    ctx.remember(experiment, answer);
+    Ok(())
+}
+
+async fn patch_injection(
+    ctx: &Ctx,
+    name: &str,
+    version: Option<String>,
+    change: Change,
+) -> Result<(), ActError> {
+    let spec = match change {
+        Change::Start(at) => json!({"startTime": MicroTime(at)}),
+        Change::Abort => json!({"abort": true}),
+        Change::Faults(faults) => json!({"faults": faults}),
+    };
+    // What happens to a node's part can be decided on an older state of its report: only its own
+    // spec counts, and that has one writer. An abort or a start must not wait for a quiet moment.
+    let version = spec.get("faults").is_some().then_some(version).flatten();
+    let patch = json!({"metadata": {"resourceVersion": version}, "spec": spec});
+    let params = PatchParams {
+        field_manager: Some(OPERATOR.to_owned()),
+        ..PatchParams::default()
+    };
+    let api = injections(ctx);
+    gone_or(
+        request(
+            ctx,
+            "change a node injection",
+            api.patch(name, &params, &Patch::Merge(&patch)),
+        )
+        .await,
+    )
+}
+
+/// A node injection that is gone has nothing left to be told.
+fn gone_or<T>(result: Result<T, ActError>) -> Result<(), ActError> {
+    match result {
+        Err(ActError::Request {
+            source: kube::Error::Api(status),
+            ..
+        }) if status.is_not_found() => Ok(()),
+        other => other.map(drop),
+    }
+}
+
+async fn remove_pod(ctx: &Ctx, kill: Kill) -> Result<(), ActError> {
+    let Kill {
+        namespace,
+        name,
+        uid,
+        grace_period_seconds,
+        method,
+    } = kill;
+    let api: Api<Pod> = Api::namespaced(ctx.client.clone(), &namespace);
+    match method {
+        KillMethod::Delete => {
+            let params = DeleteParams {
+                grace_period_seconds: grace_period_seconds.and_then(|s| u32::try_from(s).ok()),
+                preconditions: Some(with_uid(Some(uid))),
+                ..DeleteParams::default()
+            };
+            gone_is_fine(request(ctx, "delete a pod", api.delete(&name, &params)).await)
+        }
+        KillMethod::Evict => {
+            let eviction = Eviction {
+                metadata: ObjectMeta {
+                    name: Some(name.clone()),
+                    namespace: Some(namespace),
+                    ..ObjectMeta::default()
+                },
+                delete_options: Some(DeleteOptions {
+                    grace_period_seconds,
+                    preconditions: Some(
+                        k8s_openapi::apimachinery::pkg::apis::meta::v1::Preconditions {
+                            uid: Some(uid),
+                            resource_version: None,
+                        },
+                    ),
+                    ..DeleteOptions::default()
+                }),
+            };
+            evict(ctx, &api, &name, &eviction).await
+        }
+    }
+}
+
+/// Asks for an eviction; one that a disruption budget forbids is asked for again later.
+async fn evict(ctx: &Ctx, api: &Api<Pod>, name: &str, eviction: &Eviction) -> Result<(), ActError> {
+    let params = PostParams::default();
+    let call = api.create_subresource::<Eviction, Value>("eviction", name, &params, eviction);
+    match request(ctx, "evict a pod", call).await {
+        Err(ActError::Request {
+            source: kube::Error::Api(status),
+            ..
+        }) if status.code == 429 => {
+            tracing::debug!(
+                pod = name,
+                "a disruption budget forbids the eviction for now"
+            );
+            Ok(())
+        }
+        result => gone_is_fine(result),
+    }
+}
+
+/// An event; that it cannot be written is no reason to stop.
+async fn notify(ctx: &Ctx, experiment: &ChaosExperiment, notice: Notice) {
+    let Notice {
+        warning,
+        reason,
+        note,
+    } = notice;
+    let event = Event {
+        type_: if warning {
+            EventType::Warning
+        } else {
+            EventType::Normal
+        },
+        reason,
+        note: Some(note),
+        action: "Reconcile".to_owned(),
+        secondary: None,
+    };
+    let published = timeout(
+        REQUEST,
+        ctx.recorder.publish(&event, &experiment.object_ref(&())),
+    )
+    .await;
+    match published {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::warn!(%error, "cannot write an event"),
+        Err(_) => tracing::warn!("no answer when writing an event"),
+    }
+}
+
+/// The time, for decisions: the only place that reads the wall clock.
+#[must_use]
+pub(crate) fn now() -> Timestamp {
+    Timestamp::now()
+}

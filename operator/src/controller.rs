@@ -1,0 +1,524 @@
+//! Watches, the order of a pass (observe → decide → act), and who may run one.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use futures::{StreamExt as _, stream};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{ConfigMap, Node};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{DeleteParams, ListParams, Preconditions},
+    core::{DeserializeGuard, PartialObjectMeta},
+    runtime::{
+        Controller, WatchStreamExt as _,
+        controller::{Action as Requeue, Config},
+        events::{Recorder, Reporter},
+        reflector::{self, ObjectRef, Store},
+        watcher,
+    },
+};
+use prometheus_client::registry::Registry;
+use thiserror::Error;
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinSet,
+    time::{Instant, MissedTickBehavior, interval},
+};
+use tokio_stream::wrappers::{UnboundedReceiverStream, WatchStream};
+use windtunnel_crds::{
+    ChaosExperiment, NodeAgent, NodeInjection,
+    names::{OPERATOR, STOP_CONFIG_MAP},
+};
+use windtunnel_runtime::{CancellationToken, Guard, Readiness, chain};
+
+use crate::{
+    Args, act,
+    decide::{self, Policy},
+    directory::Directories,
+    error::Error,
+    fleet::Tracker,
+    lease::{self, Leadership, LeaseError, may_write},
+    metrics::Metrics,
+    observe, sweep,
+};
+
+/// After which time a failed pass is repeated.
+const RETRY: Duration = Duration::from_secs(2);
+/// After which time a pass that was decided on an old state is repeated, unless the newer state
+/// is seen before.
+const STALE: Duration = Duration::from_millis(250);
+/// How often the fleet is checked for agents that fell silent.
+const FLEET_CHECK: Duration = Duration::from_secs(2);
+/// How often what belongs to nobody is looked for.
+const SWEEP: Duration = Duration::from_secs(15);
+/// How many experiments are passed over at once.
+const CONCURRENCY: u16 = 16;
+
+/// What every pass works with.
+pub(crate) struct Ctx {
+    pub(crate) client: Client,
+    pub(crate) policy: Policy,
+    pub(crate) cluster_dns: (String, String),
+    pub(crate) injections: Store<NodeInjection>,
+    pub(crate) fleet: Tracker,
+    pub(crate) directories: Directories,
+    pub(crate) leadership: Leadership,
+    pub(crate) recorder: Recorder,
+    pub(crate) metrics: Metrics,
+    stopped: AtomicBool,
+    /// What was last written of an experiment, with the version that it replaced: the cache may
+    /// be older.
+    written: Mutex<HashMap<String, Written>>,
+}
+
+#[derive(Debug)]
+struct Written {
+    replaced: Option<String>,
+    object: ChaosExperiment,
+}
+
+impl Ctx {
+    /// Whether the emergency stop is in force.
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Acquire)
+    }
+
+    /// Remembers what a write of `seen` answered.
+    pub(crate) fn remember(&self, seen: &ChaosExperiment, object: ChaosExperiment) {
+        let written = Written {
+            replaced: seen.metadata.resource_version.clone(),
+            object,
+        };
+        self.written()
+            .insert(seen.uid().unwrap_or_default(), written);
+    }
+
+    /// The version of the experiment that the next write must carry.
+    pub(crate) fn latest_version(&self, seen: &ChaosExperiment) -> Option<String> {
+        let written = self.written();
+        let newer = seen.uid().and_then(|uid| {
+            let written = written.get(&uid)?;
+            (written.replaced == seen.metadata.resource_version)
+                .then(|| written.object.resource_version())?
+        });
+        newer.or_else(|| seen.resource_version())
+    }
+
+    /// The experiment as last written, where the cache does not show that yet.
+    fn freshest(&self, cached: Arc<ChaosExperiment>) -> Arc<ChaosExperiment> {
+        let uid = cached.uid().unwrap_or_default();
+        let mut written = self.written();
+        match written.get(&uid) {
+            Some(w) if w.replaced == cached.metadata.resource_version => Arc::new(w.object.clone()),
+            Some(_) => {
+                written.remove(&uid);
+                cached
+            }
+            None => cached,
+        }
+    }
+
+    fn written(&self) -> std::sync::MutexGuard<'_, HashMap<String, Written>> {
+        // Every change is one statement: a panic leaves the map whole.
+        self.written.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One pass over one experiment.
+async fn reconcile(cached: Arc<ChaosExperiment>, ctx: Arc<Ctx>) -> Result<Requeue, Error> {
+    if !may_write(&ctx.leadership) {
+        return Ok(Requeue::await_change());
+    }
+    let experiment = ctx.freshest(cached);
+    let now = act::now();
+    let started = Instant::now();
+    let observed = observe::observe(&ctx, experiment, now).await?;
+    let decision = decide::decide(&observed, now);
+    let wake_at = decision.wake_at;
+    let result = act::act(&ctx, &observed.experiment, decision.actions).await;
+    ctx.metrics.passes.inc();
+    ctx.metrics
+        .pass_seconds
+        .observe(started.elapsed().as_secs_f64());
+    if observed
+        .experiment
+        .status
+        .as_ref()
+        .and_then(|s| s.phase)
+        .is_some_and(windtunnel_crds::status::Phase::is_terminal)
+    {
+        let name = observed.experiment.name_any();
+        ctx.directories
+            .release(&observed.experiment.namespace().unwrap_or_default(), &name);
+    }
+    result?;
+    Ok(wake_at.map_or_else(Requeue::await_change, |at| {
+        Requeue::requeue(until(at, act::now()))
+    }))
+}
+
+fn until(at: Timestamp, now: Timestamp) -> Duration {
+    at.duration_since(now).try_into().unwrap_or(Duration::ZERO)
+}
+
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "the signature that the controller calls"
+)]
+fn on_error(experiment: Arc<ChaosExperiment>, error: &Error, ctx: Arc<Ctx>) -> Requeue {
+    if error.is_stale() {
+        return Requeue::requeue(STALE);
+    }
+    ctx.metrics.failures.inc();
+    let name = experiment.name_any();
+    tracing::warn!(experiment = name, error = chain(error), "a pass failed");
+    Requeue::requeue(RETRY)
+}
+
+/// Why the operator ended.
+#[derive(Debug, Error)]
+pub enum RunError {
+    /// The lease was lost: another replica may be writing.
+    #[error("the lease was lost")]
+    Lease(#[from] LeaseError),
+    /// A part ended that lives as long as the process.
+    #[error("{0} ended")]
+    Ended(&'static str),
+}
+
+type Triggers = mpsc::UnboundedSender<ObjectRef<ChaosExperiment>>;
+
+/// Metrics and the registry that shows them, for the caller to serve.
+#[must_use]
+pub fn metrics() -> (Metrics, Registry) {
+    Metrics::new()
+}
+
+/// Runs the operator until `shutdown`; the caller serves readiness and metrics.
+///
+/// # Errors
+/// [`RunError`] where it cannot go on; the process must end then.
+pub async fn run_with(
+    args: Args,
+    client: Client,
+    (readiness, metrics): (Readiness, Metrics),
+    shutdown: CancellationToken,
+) -> Result<(), RunError> {
+    let (triggers, triggered) = mpsc::unbounded_channel();
+    let (lead, leadership) = watch::channel(None);
+    let (reader, writer) = reflector::store();
+    let reporter = Reporter {
+        controller: OPERATOR.to_owned(),
+        instance: Some(args.identity.clone()),
+    };
+    let ctx = Arc::new(Ctx {
+        client: client.clone(),
+        policy: args.policy(),
+        cluster_dns: args
+            .cluster_dns
+            .split_once('/')
+            .map_or_else(Default::default, |(ns, n)| (ns.to_owned(), n.to_owned())),
+        injections: reader,
+        fleet: Tracker::default(),
+        directories: Directories::new(client.clone(), triggers.clone()),
+        leadership: leadership.clone(),
+        recorder: Recorder::new(client.clone(), reporter),
+        metrics,
+        stopped: AtomicBool::new(false),
+        written: Mutex::default(),
+    });
+    let all = Arc::new(tokio::sync::Notify::new());
+    let mut parts = JoinSet::new();
+    parts.spawn(watch_injections(
+        ctx.clone(),
+        writer,
+        triggers.clone(),
+        readiness.block("node injections"),
+    ));
+    parts.spawn(watch_agents(
+        ctx.clone(),
+        triggers.clone(),
+        readiness.block("node agents"),
+    ));
+    parts.spawn(watch_stop(
+        ctx.clone(),
+        all.clone(),
+        readiness.block("the emergency stop"),
+    ));
+    let experiments = spawn_controller(
+        &mut parts,
+        &ctx,
+        triggered,
+        (all.clone(), leadership),
+        shutdown.clone(),
+    );
+    parts.spawn(sweep_loop(ctx.clone(), experiments));
+    let lease = lease::compete(
+        client,
+        &args.namespace,
+        &args.identity,
+        lead,
+        shutdown.clone(),
+    );
+    // Cancel-safe: whichever ends first ends the process.
+    tokio::select! {
+        result = lease => result.map_err(RunError::from),
+        ended = parts.join_next() => match ended {
+            Some(Ok(part)) if !shutdown.is_cancelled() => Err(RunError::Ended(part)),
+            Some(Err(_)) => Err(RunError::Ended("a part, by a panic,")),
+            _ => Ok(()),
+        },
+    }
+}
+
+/// Starts the passes; returns the cache of experiments.
+fn spawn_controller(
+    parts: &mut JoinSet<&'static str>,
+    ctx: &Arc<Ctx>,
+    triggered: mpsc::UnboundedReceiver<ObjectRef<ChaosExperiment>>,
+    (all, leadership): (Arc<tokio::sync::Notify>, Leadership),
+    shutdown: CancellationToken,
+) -> Store<ChaosExperiment> {
+    let api: Api<ChaosExperiment> = Api::all(ctx.client.clone());
+    let on_stop = stream::unfold(all, |all| async {
+        all.notified().await;
+        Some(((), all))
+    });
+    // Renewals do not count, only gain and loss.
+    let leader = ctx.metrics.leader.clone();
+    let on_lead = WatchStream::new(leadership)
+        .map(|until| until.is_some())
+        .scan(None, move |last, leads| {
+            leader.set(i64::from(leads));
+            let changed = last.replace(leads) != Some(leads);
+            futures::future::ready(Some(changed && leads))
+        })
+        .filter_map(|gained| futures::future::ready(gained.then_some(())));
+    let controller = Controller::new(api, watcher::Config::default())
+        .with_config(Config::default().concurrency(CONCURRENCY))
+        .reconcile_on(UnboundedReceiverStream::new(triggered))
+        .reconcile_all_on(on_stop)
+        .reconcile_all_on(on_lead)
+        .graceful_shutdown_on(shutdown.cancelled_owned());
+    let experiments = controller.store();
+    let passes = controller.run(reconcile, on_error, ctx.clone());
+    parts.spawn(async move {
+        passes
+            .for_each(|result| async move {
+                if let Err(error) = result {
+                    tracing::debug!(error = chain(&error), "a pass was not made");
+                }
+            })
+            .await;
+        "the controller"
+    });
+    experiments
+}
+
+fn experiment_of(injection: &NodeInjection) -> ObjectRef<ChaosExperiment> {
+    let experiment = &injection.spec.experiment;
+    ObjectRef::new(&experiment.name).within(&experiment.namespace)
+}
+
+/// Keeps the cache of node injections, and has the experiments of changed ones looked at.
+async fn watch_injections(
+    ctx: Arc<Ctx>,
+    writer: reflector::store::Writer<NodeInjection>,
+    triggers: Triggers,
+    guard: Guard,
+) -> &'static str {
+    let api: Api<NodeInjection> =
+        Api::namespaced(ctx.client.clone(), &ctx.policy.release_namespace);
+    let mut guard = Some(guard);
+    let events = watcher(api, watcher::Config::default())
+        .default_backoff()
+        .modify(|injection| injection.managed_fields_mut().clear())
+        .reflect(writer);
+    let mut events = std::pin::pin!(events);
+    while let Some(event) = events.next().await {
+        match event {
+            Ok(
+                watcher::Event::Apply(i) | watcher::Event::InitApply(i) | watcher::Event::Delete(i),
+            ) => {
+                // The receiver lives as long as the controller.
+                let _ = triggers.send(experiment_of(&i));
+            }
+            Ok(watcher::Event::InitDone) => drop(guard.take()),
+            Ok(watcher::Event::Init) => {}
+            Err(error) => tracing::warn!(%error, "the watch of node injections was interrupted"),
+        }
+    }
+    "the watch of node injections"
+}
+
+/// Keeps track of the fleet, and has experiments looked at whose nodes changed.
+async fn watch_agents(ctx: Arc<Ctx>, triggers: Triggers, guard: Guard) -> &'static str {
+    let api: Api<DeserializeGuard<NodeAgent>> =
+        Api::namespaced(ctx.client.clone(), &ctx.policy.release_namespace);
+    let mut guard = Some(guard);
+    let mut events = watcher(api, watcher::Config::default())
+        .default_backoff()
+        .boxed();
+    let mut checks = interval(FLEET_CHECK);
+    checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let tell = |node: &str| {
+        for injection in ctx
+            .injections
+            .state()
+            .iter()
+            .filter(|i| i.spec.node_name == node)
+        {
+            let _ = triggers.send(experiment_of(injection));
+        }
+    };
+    loop {
+        // Cancel-safe: neither the stream's next nor a tick loses anything when dropped.
+        tokio::select! {
+            _ = checks.tick() => ctx.fleet.fallen_silent(Instant::now()).iter().for_each(|node| tell(node)),
+            event = events.next() => match event {
+                Some(Ok(watcher::Event::Apply(agent) | watcher::Event::InitApply(agent))) => {
+                    match agent.0 {
+                        Ok(agent) => {
+                            let node = agent.name_any();
+                            if ctx.fleet.see(agent, Instant::now()) {
+                                tell(&node);
+                            }
+                        }
+                        Err(error) => tracing::warn!(error = chain(&error), "a node agent's object cannot be read"),
+                    }
+                }
+                Some(Ok(watcher::Event::Delete(agent))) => {
+                    let node = agent.name_any();
+                    ctx.fleet.forget(&node);
+                    tell(&node);
+                }
+                Some(Ok(watcher::Event::InitDone)) => drop(guard.take()),
+                Some(Ok(watcher::Event::Init)) => {}
+                Some(Err(error)) => tracing::warn!(%error, "the watch of node agents was interrupted"),
+                None => return "the watch of node agents",
+            },
+        }
+    }
+}
+
+/// Follows the emergency stop: a `ConfigMap` that exists or does not.
+async fn watch_stop(ctx: Arc<Ctx>, all: Arc<tokio::sync::Notify>, guard: Guard) -> &'static str {
+    let api: Api<PartialObjectMeta<ConfigMap>> =
+        Api::namespaced(ctx.client.clone(), &ctx.policy.release_namespace);
+    let config = watcher::Config::default().fields(&format!("metadata.name={STOP_CONFIG_MAP}"));
+    let mut guard = Some(guard);
+    let mut events = watcher(api, config).default_backoff().boxed();
+    let mut listed = false;
+    while let Some(event) = events.next().await {
+        let stopped = match event {
+            Ok(watcher::Event::Init) => {
+                listed = false;
+                continue;
+            }
+            Ok(watcher::Event::InitApply(_)) => {
+                listed = true;
+                continue;
+            }
+            Ok(watcher::Event::InitDone) => listed,
+            Ok(watcher::Event::Apply(_)) => true,
+            Ok(watcher::Event::Delete(_)) => false,
+            Err(error) => {
+                tracing::warn!(%error, "the watch of the emergency stop was interrupted");
+                continue;
+            }
+        };
+        if ctx.stopped.swap(stopped, Ordering::AcqRel) != stopped {
+            tracing::warn!(stopped, "the emergency stop changed");
+            all.notify_one();
+        }
+        drop(guard.take());
+    }
+    "the watch of the emergency stop"
+}
+
+/// Deletes what belongs to nobody, as the leader.
+async fn sweep_loop(ctx: Arc<Ctx>, experiments: Store<ChaosExperiment>) -> &'static str {
+    let mut misses = BTreeMap::new();
+    let mut ticks = interval(SWEEP);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    if experiments.wait_until_ready().await.is_err() {
+        return "the cache of experiments";
+    }
+    loop {
+        ticks.tick().await;
+        if !may_write(&ctx.leadership) {
+            continue;
+        }
+        if let Err(error) = sweep_once(&ctx, &mut misses).await {
+            tracing::warn!(%error, "cannot sweep");
+        }
+    }
+}
+
+async fn sweep_once(ctx: &Ctx, misses: &mut BTreeMap<String, u32>) -> Result<(), kube::Error> {
+    let injections: Vec<NodeInjection> = ctx
+        .injections
+        .state()
+        .iter()
+        .map(|i| NodeInjection::clone(i))
+        .collect();
+    let api: Api<NodeInjection> =
+        Api::namespaced(ctx.client.clone(), &ctx.policy.release_namespace);
+    if !injections.is_empty() {
+        // Listed after the injections were read: an experiment that has one is among them.
+        let all: Api<PartialObjectMeta<ChaosExperiment>> = Api::all(ctx.client.clone());
+        let uids: BTreeSet<String> = all
+            .list(&ListParams::default())
+            .await?
+            .items
+            .iter()
+            .filter_map(ResourceExt::uid)
+            .collect();
+        for (name, uid) in sweep::orphans(&injections, &uids) {
+            tracing::info!(
+                injection = name,
+                "deleting a node injection whose experiment is gone"
+            );
+            let params = DeleteParams {
+                preconditions: Some(Preconditions {
+                    uid,
+                    resource_version: None,
+                }),
+                ..DeleteParams::default()
+            };
+            ignore_gone(api.delete(&name, &params).await.map(drop))?;
+        }
+    }
+    let agents = ctx.fleet.nodes();
+    let nodes: Api<PartialObjectMeta<Node>> = Api::all(ctx.client.clone());
+    let nodes: BTreeSet<String> = nodes
+        .list(&ListParams::default())
+        .await?
+        .items
+        .iter()
+        .map(ResourceExt::name_any)
+        .collect();
+    let api: Api<NodeAgent> = Api::namespaced(ctx.client.clone(), &ctx.policy.release_namespace);
+    for agent in sweep::widowed(&agents, &nodes, misses) {
+        tracing::info!(
+            node = agent,
+            "deleting the agent's object of a node that is gone"
+        );
+        ignore_gone(api.delete(&agent, &DeleteParams::default()).await.map(drop))?;
+    }
+    Ok(())
+}
+
+fn ignore_gone(result: Result<(), kube::Error>) -> Result<(), kube::Error> {
+    match result {
+        Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
+        other => other,
+    }
+}

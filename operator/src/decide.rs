@@ -1,0 +1,198 @@
+//! What to do about one experiment: pure. Plain data and `now` in, actions as data out.
+//!
+//! `phase` is the state machine; `draw` chooses targets, `guard` refuses, `plan` says what each
+//! node should be asked, `kill` runs podKill faults, `rollup` makes the status from what the
+//! nodes reported. None of them has a client, a clock, a log or chance.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::{SignedDuration, Timestamp};
+use windtunnel_crds::{
+    ChaosExperiment, ChaosExperimentStatus, NodeInjection, injection::NodeFault, residue::Residue,
+};
+
+use crate::{
+    cluster::Candidate,
+    peers::{PeerError, PeerSet},
+};
+
+mod draw;
+mod ending;
+mod guard;
+mod kill;
+mod needs;
+mod notices;
+mod phase;
+mod plan;
+mod rollup;
+#[cfg(test)]
+mod testing;
+
+pub use needs::{Needs, needs};
+
+/// How long nodes may take to prepare.
+pub const PREPARE: SignedDuration = SignedDuration::from_secs(30);
+/// How long after its bound a fault may still be reported as in place: what the layers of
+/// reclamation below the agent's need, with room for a slow node.
+pub const BOUNDS: SignedDuration = SignedDuration::from_secs(10);
+
+/// All that a decision may depend on.
+#[derive(Clone, Debug)]
+pub struct Observed {
+    /// The experiment, with its status.
+    pub experiment: ChaosExperiment,
+    /// The node injections that carry its uid.
+    pub injections: Vec<NodeInjection>,
+    /// The agents of all nodes that have one, or have had one.
+    pub fleet: Fleet,
+    /// The emergency stop is in force.
+    pub stop: bool,
+    /// Pods by the fault whose selector they match; only for the faults of [`Needs::candidates`].
+    pub candidates: BTreeMap<String, Vec<Candidate>>,
+    /// Uids of the namespace's pods, and whether they are on their way out; where
+    /// [`Needs::pods`] asks for them.
+    pub pods: Option<BTreeMap<String, PodPresence>>,
+    /// Resolved peers by fault; only for the faults of [`Needs::peers`].
+    pub peers: BTreeMap<String, Result<PeerSet, PeerError>>,
+    /// Addresses of the cluster's DNS; where [`Needs::cluster_dns`] asks for them.
+    pub cluster_dns: Vec<std::net::IpAddr>,
+    /// What the installation allows.
+    pub policy: Policy,
+}
+
+/// A pod that still exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PodPresence {
+    /// It is there.
+    There,
+    /// It was asked to end.
+    Leaving,
+}
+
+/// What the installation allows and wants.
+#[derive(Clone, Debug)]
+pub struct Policy {
+    /// The release namespace.
+    pub release_namespace: String,
+    /// Namespaces whose pods are never hit, besides the release's own.
+    pub protected_namespaces: BTreeSet<String>,
+    /// Most pods that one experiment may hit.
+    pub max_targets: usize,
+    /// How long after the end nodes are checked again.
+    pub recheck_after: SignedDuration,
+    /// How long an agent without a control plane keeps its faults.
+    pub control_plane_grace: SignedDuration,
+}
+
+/// The nodes' agents by node name.
+pub type Fleet = BTreeMap<String, Agent>;
+
+/// A node's agent as the operator sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Agent {
+    /// Its last heartbeat is not older than it may be, by the operator's own clock.
+    pub live: bool,
+    /// Nothing of an ended fault is left on the node.
+    pub clean: bool,
+    /// Its version is one that this operator knows.
+    pub known_version: bool,
+    /// Its version.
+    pub version: String,
+    /// Packets matched so far, by experiment uid and fault.
+    pub matched: BTreeMap<(String, String), i64>,
+    /// What it found of ended faults after their reports' objects were gone.
+    pub residue: Vec<Residue>,
+}
+
+impl Agent {
+    /// Why the node takes no new faults, if it does not.
+    #[must_use]
+    pub fn refusal(&self) -> Option<String> {
+        if !self.live {
+            Some("its agent is silent".to_owned())
+        } else if !self.known_version {
+            Some(format!(
+                "its agent has the unknown version {}",
+                self.version
+            ))
+        } else if !self.clean {
+            Some("residue of an earlier fault is left on it".to_owned())
+        } else {
+            None
+        }
+    }
+}
+
+/// What to do, in this order; where one action fails, those behind it are not tried.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Decision {
+    /// The actions.
+    pub actions: Vec<Action>,
+    /// When to look again even if nothing is seen to change.
+    pub wake_at: Option<Timestamp>,
+}
+
+/// One thing to do.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Put the finalizer on the experiment.
+    AddFinalizer,
+    /// Take it off.
+    RemoveFinalizer,
+    /// Write the experiment's status.
+    WriteStatus(Box<ChaosExperimentStatus>),
+    /// Create a node injection.
+    Create(Box<NodeInjection>),
+    /// Change a node injection.
+    Patch {
+        /// Its name.
+        name: String,
+        /// The version that this was decided on.
+        resource_version: Option<String>,
+        /// What to change.
+        change: Change,
+    },
+    /// Delete a node injection.
+    Delete {
+        /// Its name.
+        name: String,
+        /// Its uid.
+        uid: Option<String>,
+    },
+    /// Delete or evict a pod.
+    Kill(kill::Kill),
+    /// Delete the experiment: its time to live is over.
+    DeleteExperiment,
+    /// Tell the user.
+    Notify(Notice),
+}
+
+pub use kill::Kill;
+
+/// A change of a node injection's spec.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Change {
+    /// Let the clock run from this moment.
+    Start(Timestamp),
+    /// End everything.
+    Abort,
+    /// The faults with other targets or peers.
+    Faults(Vec<NodeFault>),
+}
+
+/// An event on the experiment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Notice {
+    /// Something is not as it should be.
+    pub warning: bool,
+    /// One word.
+    pub reason: String,
+    /// One sentence.
+    pub note: String,
+}
+
+/// Decides what to do about an experiment.
+#[must_use]
+pub fn decide(observed: &Observed, now: Timestamp) -> Decision {
+    phase::decide(observed, now)
+}

@@ -1,0 +1,142 @@
+//! podKill: drawn when due, the draw written down before the first pod is touched, every pod
+//! by its uid, until all of them are gone.
+
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use windtunnel_crds::{
+    ChaosExperiment,
+    fault::{Fault, KillMethod, PodKill},
+    status::{FaultPhase, FaultStatus},
+};
+
+use super::{Observed, PodPresence, draw::Draw, guard, plan};
+
+/// A pod to delete or evict.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kill {
+    /// The pod's namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+    /// Its uid; a pod of the same name with another uid is left alone.
+    pub uid: String,
+    /// How long it may take to end by itself, in seconds; `None`: as long as it wants.
+    pub grace_period_seconds: Option<i64>,
+    /// Delete or evict.
+    pub method: KillMethod,
+}
+
+/// The fault's moment has come.
+pub(crate) fn is_due(experiment: &ChaosExperiment, fault: &Fault, now: Timestamp) -> bool {
+    let start = experiment
+        .status
+        .as_ref()
+        .and_then(|s| s.start_time.as_ref());
+    start.is_some_and(|start| now >= plan::at(start.0, fault.start_after.unwrap_or_default()))
+}
+
+/// Moves a podKill fault on; returns the pods to remove now.
+pub(crate) fn proceed(
+    observed: &Observed,
+    (fault, kill): (&Fault, &PodKill),
+    status: &mut FaultStatus,
+    now: Timestamp,
+) -> Vec<Kill> {
+    let experiment = &observed.experiment;
+    if !is_due(experiment, fault, now)
+        || matches!(status.phase, FaultPhase::Ended | FaultPhase::Failed)
+    {
+        return Vec::new();
+    }
+    if status.drawn_at.is_none() && !draw(observed, fault, status, now) {
+        return Vec::new();
+    }
+    let Some(pods) = &observed.pods else {
+        return Vec::new();
+    };
+    let present = |uid: &str| pods.get(uid).copied();
+    let there: Vec<_> = status
+        .draw
+        .iter()
+        .filter(|p| present(&p.uid) == Some(PodPresence::There))
+        .collect();
+    let left = status
+        .draw
+        .iter()
+        .filter(|p| present(&p.uid).is_some())
+        .count();
+    let kills = there
+        .iter()
+        .map(|pod| Kill {
+            namespace: plan::namespace(experiment),
+            name: pod.name.clone(),
+            uid: pod.uid.clone(),
+            grace_period_seconds: kill
+                .grace_period
+                .map(|d| i64::try_from(d.get().as_secs()).unwrap_or(i64::MAX)),
+            method: kill.method,
+        })
+        .collect();
+    count(status, there.len(), left, kill.method);
+    kills
+}
+
+/// Draws the pods; false where there are none to draw.
+fn draw(observed: &Observed, fault: &Fault, status: &mut FaultStatus, now: Timestamp) -> bool {
+    let Some(candidates) = observed.candidates.get(&fault.name) else {
+        return false;
+    };
+    let draw = Draw {
+        seed: plan::seed(&observed.experiment),
+        fault: &fault.name,
+        target: &fault.target,
+        candidates,
+        fleet: None,
+    };
+    let drawn = draw
+        .draw(&[])
+        .and_then(|drawn| guard::reach(&observed.policy, drawn.iter()).map(|()| drawn));
+    match drawn {
+        Ok(drawn) => {
+            status.desired = u32::try_from(drawn.len()).unwrap_or(u32::MAX);
+            status.draw = drawn;
+            status.drawn_at = Some(MicroTime(now));
+            status.phase = FaultPhase::Active;
+            true
+        }
+        Err(refusal) => {
+            status.phase = FaultPhase::Failed;
+            status.message = refusal.message;
+            false
+        }
+    }
+}
+
+/// Counts what is seen: a pod that is leaving was hit, one that is gone has ended.
+fn count(status: &mut FaultStatus, there: usize, left: usize, method: KillMethod) {
+    let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+    status.injected = status.desired - count(there);
+    status.recovered = status.desired - count(left);
+    if left == 0 {
+        status.phase = FaultPhase::Ended;
+        status.message = String::new();
+    } else if there > 0 && method == KillMethod::Evict && status.injected > 0 {
+        status.message = format!("{there} of {} pods not evicted yet", status.draw.len());
+    } else {
+        status.message = format!("{left} of {} pods not gone yet", status.draw.len());
+    }
+}
+
+/// The run is over: pods that are still there will not be removed any more.
+pub(crate) fn give_up(status: &mut FaultStatus) {
+    if status.phase == FaultPhase::Active {
+        status.phase = FaultPhase::Failed;
+        status.failed = status.desired - status.injected;
+        status.message = format!(
+            "{} of {} pods were not removed, {} of them are still ending",
+            status.desired - status.recovered,
+            status.desired,
+            status.injected - status.recovered
+        );
+    }
+}

@@ -1,0 +1,430 @@
+//! From what the nodes reported to the experiment's status: counts, conditions, one sentence.
+
+use jiff::Timestamp;
+use windtunnel_crds::{
+    ChaosExperimentStatus, NodeInjection,
+    conditions::{ConditionStatus as Is, ConditionType, set_condition},
+    fault::{Fault, Kind},
+    injection::{TargetState, TargetStatus},
+    status::{Cleanup, DrawnPod, FaultPhase, FaultStatus, Summary},
+};
+
+use super::{Observed, plan};
+
+/// A target as the operator can honestly speak of it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Seen<'a> {
+    /// As its agent reported it.
+    Reported(&'a TargetStatus),
+    /// Its agent has not reported on it yet.
+    NotYet,
+    /// Its agent is silent; what it last said, if anything.
+    Unknown(Option<&'a TargetStatus>),
+    /// The node injection is gone: whatever was in place is being taken back.
+    Lost,
+}
+
+impl<'a> Seen<'a> {
+    fn status(self) -> Option<&'a TargetStatus> {
+        match self {
+            Self::Reported(status) | Self::Unknown(Some(status)) => Some(status),
+            _ => None,
+        }
+    }
+
+    fn was_injected(self) -> bool {
+        self.status().is_some_and(|s| s.injected_at.is_some())
+    }
+
+    fn is_final(self) -> bool {
+        self == Self::Lost || self.status().is_some_and(|s| s.state.is_final())
+    }
+
+    fn is_state(self, state: TargetState) -> bool {
+        self.status().is_some_and(|s| s.state == state)
+    }
+}
+
+/// One fault with all its targets.
+struct Part<'a> {
+    fault: &'a Fault,
+    open: bool,
+    targets: Vec<Seen<'a>>,
+}
+
+/// Brings counts, conditions and summary of a run that has started or been prepared up to date.
+pub(crate) fn roll_up(observed: &Observed, status: &mut ChaosExperimentStatus, now: Timestamp) {
+    let parts = parts(observed, status, now);
+    for part in &parts {
+        if let Some(fault) = status.faults.iter_mut().find(|f| f.name == part.fault.name) {
+            count(observed, part, fault);
+        }
+    }
+    let faults = status.faults.clone();
+    let generation = observed.experiment.metadata.generation;
+    let mut set =
+        |type_, condition| set_condition(&mut status.conditions, type_, condition, generation, now);
+    set(ConditionType::Injected, injected(&parts, &faults));
+    set(ConditionType::Recovered, recovered(&parts));
+    cleanup(observed, status, now);
+    summarize(status);
+}
+
+fn parts<'a>(
+    observed: &'a Observed,
+    status: &ChaosExperimentStatus,
+    now: Timestamp,
+) -> Vec<Part<'a>> {
+    let start = status.start_time.as_ref().map(|t| t.0);
+    plan::node_faults(&observed.experiment)
+        .map(|(fault, _)| {
+            let begins = start.map(|start| plan::at(start, fault.start_after.unwrap_or_default()));
+            let draw = status
+                .faults
+                .iter()
+                .find(|f| f.name == fault.name)
+                .map(|f| &f.draw);
+            Part {
+                fault,
+                open: begins.is_some_and(|begins| now >= begins),
+                targets: draw
+                    .into_iter()
+                    .flatten()
+                    .map(|pod| see(observed, &fault.name, pod))
+                    .collect(),
+            }
+        })
+        .collect()
+}
+
+fn see<'a>(observed: &'a Observed, fault: &str, pod: &DrawnPod) -> Seen<'a> {
+    let Some(injection) = observed
+        .injections
+        .iter()
+        .find(|i| i.spec.node_name == pod.node)
+    else {
+        return Seen::Lost;
+    };
+    let status = injection.status.iter().flat_map(|s| &s.targets);
+    let status = status
+        .into_iter()
+        .find(|t| t.fault == fault && t.pod_uid == pod.uid);
+    let silent = observed
+        .fleet
+        .get(&pod.node)
+        .is_none_or(|agent| !agent.live);
+    match status {
+        // What has ended stays so whoever is silent.
+        Some(status) if status.state.is_final() || !silent => Seen::Reported(status),
+        _ if silent => Seen::Unknown(status),
+        _ => Seen::NotYet,
+    }
+}
+
+fn count(observed: &Observed, part: &Part<'_>, fault: &mut FaultStatus) {
+    let of = |test: &dyn Fn(Seen<'_>) -> bool| {
+        u32::try_from(part.targets.iter().filter(|t| test(**t)).count()).unwrap_or(u32::MAX)
+    };
+    fault.desired = of(&|_| true);
+    fault.injected = of(&|t| t.was_injected());
+    fault.recovered = of(&|t| t.was_injected() && t.is_final());
+    fault.interrupted = of(&|t| t == Seen::Lost || t.is_state(TargetState::Interrupted));
+    fault.failed = of(&|t| t.is_state(TargetState::Failed));
+    let ended = part.targets.iter().all(|t| t.is_final());
+    fault.phase = match () {
+        () if fault.interrupted + fault.failed > 0 => FaultPhase::Failed,
+        () if ended => FaultPhase::Ended,
+        () if part.open || fault.injected > 0 => FaultPhase::Active,
+        () => FaultPhase::Pending,
+    };
+    if fault.injected > 0 {
+        let matched = matched(observed, part).max(fault.matched_packets.unwrap_or(0));
+        fault.matched_packets = Some(matched);
+    }
+    fault.message = message(part, fault);
+}
+
+/// Packets matched so far: the injections' reports and the agents' heartbeats, whichever is newer
+/// (both only grow).
+fn matched(observed: &Observed, part: &Part<'_>) -> i64 {
+    let reported: i64 = part
+        .targets
+        .iter()
+        .filter_map(|t| t.status()?.matched_packets)
+        .sum();
+    let uid = observed.experiment.metadata.uid.clone().unwrap_or_default();
+    let key = (uid, part.fault.name.clone());
+    let alive: i64 = observed
+        .fleet
+        .values()
+        .filter_map(|agent| agent.matched.get(&key))
+        .sum();
+    reported.max(alive)
+}
+
+fn message(part: &Part<'_>, fault: &FaultStatus) -> String {
+    let troubled = |t: &&TargetStatus| {
+        matches!(t.state, TargetState::Failed | TargetState::Interrupted)
+            || (!t.state.is_final() && !t.message.is_empty())
+    };
+    let statuses: Vec<&TargetStatus> = part.targets.iter().filter_map(|t| t.status()).collect();
+    if let Some(status) = statuses.iter().copied().find(troubled) {
+        let what = if status.message.is_empty() {
+            &status.reason
+        } else {
+            &status.message
+        };
+        return format!("pod {}: {what}", status.pod_name);
+    }
+    if part.targets.contains(&Seen::Lost) {
+        return "a node injection was deleted; its faults are taken back".to_owned();
+    }
+    if part.targets.iter().any(|t| matches!(t, Seen::Unknown(_))) {
+        return "the agent of a target's node is silent; the fault's state is not known".to_owned();
+    }
+    let drops: i64 = statuses.iter().filter_map(|t| t.queue_drops).sum();
+    match fault.matched_packets {
+        Some(0) => "in place, but no packet matched so far".to_owned(),
+        Some(matched) if drops > 0 => format!(
+            "{matched} packets matched, {drops} of them dropped because the delay queue was full"
+        ),
+        Some(matched) => format!("{matched} packets matched"),
+        None => String::new(),
+    }
+}
+
+type Verdict = (Is, &'static str, String);
+
+/// Whether every window opened so far was read back on every target.
+fn injected(parts: &[Part<'_>], faults: &[FaultStatus]) -> Verdict {
+    let open: Vec<&Part<'_>> = parts
+        .iter()
+        .filter(|p| p.open || p.targets.iter().any(|t| t.was_injected()))
+        .collect();
+    let (kills, killed): (u32, u32) = faults
+        .iter()
+        .filter(|f| f.drawn_at.is_some() && !parts.iter().any(|p| p.fault.name == f.name))
+        .fold((0, 0), |(desired, injected), f| {
+            (desired + f.desired, injected + f.injected)
+        });
+    let failed_kill = faults
+        .iter()
+        .find(|f| f.phase == FaultPhase::Failed && !parts.iter().any(|p| p.fault.name == f.name));
+    let targets = || open.iter().flat_map(|p| p.targets.iter().copied());
+    if let Some(t) = targets().find(|t| t.is_state(TargetState::Interrupted) || *t == Seen::Lost) {
+        return (
+            Is::False,
+            "Interrupted",
+            told(t, "a fault ended before its time"),
+        );
+    }
+    if let Some(t) = targets().find(|t| t.is_state(TargetState::Failed)) {
+        return (
+            Is::False,
+            "Failed",
+            told(t, "a fault could not be injected"),
+        );
+    }
+    if let Some(fault) = failed_kill {
+        return (
+            Is::False,
+            "Failed",
+            format!("fault {}: {}", fault.name, fault.message),
+        );
+    }
+    let counted: Vec<Seen<'_>> = targets()
+        .filter(|t| t.was_injected() || !t.is_state(TargetState::Gone))
+        .collect();
+    let total = counted.len() + kills as usize;
+    let done = counted.iter().filter(|t| t.was_injected()).count() + killed as usize;
+    match (total, done) {
+        (0, _) if targets().next().is_some() => (
+            Is::False,
+            "TargetsGone",
+            "every target was gone before its window opened".to_owned(),
+        ),
+        (0, _) => (Is::False, "NotDue", "no window has opened yet".to_owned()),
+        (total, done) if done == total => (
+            Is::True,
+            "ReadBack",
+            format!("in place on all {total} targets of the windows opened so far"),
+        ),
+        (total, done) => (
+            Is::False,
+            "Injecting",
+            format!("in place on {done} of {total} targets"),
+        ),
+    }
+}
+
+fn told(seen: Seen<'_>, otherwise: &str) -> String {
+    match seen.status() {
+        Some(status) if !status.message.is_empty() => {
+            format!("pod {}: {}", status.pod_name, status.message)
+        }
+        Some(status) => format!("pod {}: {otherwise}", status.pod_name),
+        None => otherwise.to_owned(),
+    }
+}
+
+/// Whether every fault has ended on every target.
+fn recovered(parts: &[Part<'_>]) -> Verdict {
+    let targets = || parts.iter().flat_map(|p| p.targets.iter().copied());
+    let unknown = targets().filter(|t| matches!(t, Seen::Unknown(_))).count();
+    if unknown > 0 {
+        return (
+            Is::Unknown,
+            "AgentSilent",
+            format!("the agents of {unknown} targets are silent"),
+        );
+    }
+    let injected = targets().filter(|t| t.was_injected()).count();
+    let ended = targets()
+        .filter(|t| t.was_injected() && t.is_final())
+        .count();
+    if targets().all(Seen::is_final) {
+        return match injected {
+            0 => (
+                Is::True,
+                "NothingToUndo",
+                "nothing was injected on a node".to_owned(),
+            ),
+            n => (Is::True, "Recovered", format!("ended on all {n} targets")),
+        };
+    }
+    (
+        Is::False,
+        "NotOver",
+        format!("ended on {ended} of {injected} targets injected so far"),
+    )
+}
+
+/// What the nodes were checked for. Reports only add to it: an injection that is gone by now has
+/// reported before.
+pub(crate) fn cleanup(observed: &Observed, status: &mut ChaosExperimentStatus, now: Timestamp) {
+    let injections = &observed.injections;
+    if injections.is_empty() {
+        return;
+    }
+    let audits = || {
+        injections
+            .iter()
+            .map(|i| i.status.as_ref().and_then(|s| s.audit.as_ref()))
+    };
+    let latest = |pick: fn(
+        &windtunnel_crds::injection::Audit,
+    ) -> Option<
+        &k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime,
+    >| {
+        let times: Option<Vec<_>> = audits().map(|a| a.and_then(pick).cloned()).collect();
+        times.and_then(|t| t.into_iter().max_by_key(|t| t.0))
+    };
+    let mut residue: Vec<_> = injections.iter().flat_map(residue_of).collect();
+    residue.sort();
+    let found = Cleanup {
+        checked_at: latest(|a| a.checked_at.as_ref()),
+        rechecked_at: latest(|a| a.rechecked_at.as_ref()),
+        residue,
+    };
+    let verdict = clean(&found);
+    if found.checked_at.is_some() {
+        status.cleanup = Some(found);
+    }
+    set_condition(
+        &mut status.conditions,
+        ConditionType::Clean,
+        verdict,
+        observed.experiment.metadata.generation,
+        now,
+    );
+}
+
+fn residue_of(injection: &NodeInjection) -> Vec<windtunnel_crds::residue::Residue> {
+    let audit = injection.status.as_ref().and_then(|s| s.audit.as_ref());
+    audit
+        .iter()
+        .flat_map(|a| a.residue.clone())
+        .map(|mut residue| {
+            residue.node.clone_from(&injection.spec.node_name);
+            residue
+        })
+        .collect()
+}
+
+fn clean(found: &Cleanup) -> Verdict {
+    let left = found.residue.iter().filter(|r| !r.removed).count();
+    match found {
+        _ if left > 0 => (
+            Is::False,
+            "Residue",
+            format!("{left} things are left, see status.cleanup.residue"),
+        ),
+        Cleanup {
+            rechecked_at: Some(_),
+            ..
+        } => (
+            Is::True,
+            "Rechecked",
+            "checked again: nothing is left".to_owned(),
+        ),
+        Cleanup {
+            checked_at: Some(_),
+            ..
+        } => (Is::True, "Checked", "nothing is left".to_owned()),
+        _ => (
+            Is::False,
+            "NotChecked",
+            "the nodes are checked when their faults have ended".to_owned(),
+        ),
+    }
+}
+
+/// The columns of `kubectl get`.
+pub(crate) fn summarize(status: &mut ChaosExperimentStatus) {
+    let sum = |pick: fn(&FaultStatus) -> u32| status.faults.iter().map(pick).sum::<u32>();
+    let (desired, injected, recovered) = (
+        sum(|f| f.desired),
+        sum(|f| f.injected),
+        sum(|f| f.recovered),
+    );
+    let clean = windtunnel_crds::conditions::condition(&status.conditions, ConditionType::Clean);
+    status.summary = Summary {
+        injected: format!("{injected}/{desired}"),
+        recovered: format!("{recovered}/{injected}"),
+        clean: match clean.map(|c| (c.status.as_str(), c.reason.as_str())) {
+            Some(("True", reason)) => reason.to_owned(),
+            Some(("False", "Residue")) => "Residue".to_owned(),
+            Some(("Unknown", _)) => "Unknown".to_owned(),
+            _ => String::new(),
+        },
+        deadline: status
+            .deadline
+            .as_ref()
+            .map(|t| t.0.strftime("%Y-%m-%dT%H:%M:%SZ").to_string())
+            .unwrap_or_default(),
+    };
+}
+
+/// Whether everything went as asked, as far as is known.
+pub(crate) fn is_flawless(status: &ChaosExperimentStatus) -> bool {
+    status
+        .faults
+        .iter()
+        .all(|f| f.phase == FaultPhase::Ended && f.interrupted + f.failed == 0)
+}
+
+/// Whether every window has closed on every target, by report.
+pub(crate) fn is_over(observed: &Observed, status: &ChaosExperimentStatus) -> bool {
+    observed.experiment.spec.faults.iter().all(|fault| {
+        let Some(progress) = status.faults.iter().find(|f| f.name == fault.name) else {
+            return false;
+        };
+        match fault.kind() {
+            Some(Kind::Network(_)) => progress
+                .draw
+                .iter()
+                .all(|pod| see(observed, &fault.name, pod).is_final()),
+            _ => matches!(progress.phase, FaultPhase::Ended | FaultPhase::Failed),
+        }
+    })
+}

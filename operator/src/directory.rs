@@ -1,0 +1,307 @@
+//! Live views of the namespaces that running experiments take their peers from: watched while
+//! somebody needs them, and no longer.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    hash::Hash,
+    net::IpAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use futures::{Stream, StreamExt as _, stream};
+use hickory_resolver::TokioResolver;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use kube::{
+    Api, Client, Resource, ResourceExt as _,
+    core::{ApiResource, Selector, SelectorExt as _},
+    runtime::{
+        WatchStreamExt as _,
+        reflector::{self, ObjectRef, Store, store::Writer},
+        watcher,
+    },
+};
+use serde::de::DeserializeOwned;
+use thiserror::Error;
+use tokio::{
+    sync::mpsc::UnboundedSender,
+    task::JoinSet,
+    time::{Instant, timeout},
+};
+use windtunnel_crds::{ChaosExperiment, peers::Peers};
+
+use crate::{
+    cluster::{self, Candidate, EndpointSlice, Pod, Service},
+    peers::Directory,
+};
+
+/// How long changes are gathered before the experiments that use them are looked at.
+const DEBOUNCE: Duration = Duration::from_secs(1);
+/// How long the first listing of a namespace may take.
+const FIRST_LIST: Duration = Duration::from_secs(10);
+/// How long the addresses of a host name are good for.
+pub(crate) const HOST_TTL: Duration = Duration::from_mins(1);
+/// How long a name server may take.
+const RESOLVE: Duration = Duration::from_secs(3);
+
+/// Why a namespace cannot be read.
+#[derive(Debug, Error)]
+pub(crate) enum DirectoryError {
+    /// The first listing did not come.
+    #[error("cannot list pods and services of namespace {0} in time")]
+    NotListed(String),
+    /// The selector cannot be understood.
+    #[error("the peers' podSelector cannot be used")]
+    Selector(#[source] kube::core::ParseExpressionError),
+}
+
+/// A namespace being watched; the watches end with it.
+struct Namespace {
+    pods: Store<Pod>,
+    services: Store<Service>,
+    slices: Store<EndpointSlice>,
+    users: Mutex<BTreeSet<(String, String)>>,
+    _watches: JoinSet<()>,
+}
+
+type Resolved = (Instant, Result<Vec<IpAddr>, String>);
+
+/// The watched namespaces, and the host names' addresses.
+pub(crate) struct Directories {
+    client: Client,
+    triggers: UnboundedSender<ObjectRef<ChaosExperiment>>,
+    namespaces: Mutex<HashMap<String, Arc<Namespace>>>,
+    resolver: Option<TokioResolver>,
+    hosts: Mutex<BTreeMap<String, Resolved>>,
+}
+
+impl Directories {
+    /// Nothing is watched yet. Experiments to look at again are sent to `triggers`.
+    #[must_use]
+    pub(crate) fn new(
+        client: Client,
+        triggers: UnboundedSender<ObjectRef<ChaosExperiment>>,
+    ) -> Self {
+        let resolver =
+            TokioResolver::builder_tokio().and_then(hickory_resolver::ResolverBuilder::build);
+        if let Err(error) = &resolver {
+            tracing::warn!(%error, "no name server is known; peers given as hosts will have no address");
+        }
+        Self {
+            client,
+            triggers,
+            namespaces: Mutex::default(),
+            resolver: resolver.ok(),
+            hosts: Mutex::default(),
+        }
+    }
+
+    /// What `peers` of an experiment can refer to, now.
+    ///
+    /// # Errors
+    /// [`DirectoryError`] where a namespace cannot be listed.
+    pub(crate) async fn look_up(
+        &self,
+        experiment: (&str, &str),
+        peers: &Peers,
+    ) -> Result<Directory, DirectoryError> {
+        let (own, _) = experiment;
+        let mut directory = Directory::default();
+        let mut namespaces: BTreeSet<&str> = peers
+            .services
+            .iter()
+            .map(|s| s.namespace.as_deref().unwrap_or(own))
+            .collect();
+        if peers.pod_selector.is_some() {
+            namespaces.insert(own);
+        }
+        for name in namespaces {
+            let namespace = self.namespace(name, experiment).await?;
+            directory
+                .services
+                .extend(namespace.services.state().iter().map(|s| Service::clone(s)));
+            directory.slices.extend(
+                namespace
+                    .slices
+                    .state()
+                    .iter()
+                    .map(|s| EndpointSlice::clone(s)),
+            );
+            if let (true, Some(selector)) = (name == own, &peers.pod_selector) {
+                directory.selected = select(&namespace.pods, selector)?;
+            }
+        }
+        for host in &peers.hosts {
+            let addresses = self.resolve(&host.0).await;
+            directory.hosts.insert(host.0.clone(), addresses);
+        }
+        Ok(directory)
+    }
+
+    /// The experiment needs no directory any more.
+    pub(crate) fn release(&self, namespace: &str, name: &str) {
+        let user = (namespace.to_owned(), name.to_owned());
+        lock(&self.namespaces).retain(|_, watched| {
+            let mut users = lock(&watched.users);
+            users.remove(&user);
+            !users.is_empty()
+        });
+    }
+
+    async fn namespace(
+        &self,
+        name: &str,
+        user: (&str, &str),
+    ) -> Result<Arc<Namespace>, DirectoryError> {
+        let watched = {
+            let mut namespaces = lock(&self.namespaces);
+            let watched = namespaces
+                .entry(name.to_owned())
+                .or_insert_with(|| self.watch(name));
+            lock(&watched.users).insert((user.0.to_owned(), user.1.to_owned()));
+            Arc::clone(watched)
+        };
+        let listed = async {
+            watched.pods.wait_until_ready().await.is_ok()
+                && watched.services.wait_until_ready().await.is_ok()
+                && watched.slices.wait_until_ready().await.is_ok()
+        };
+        match timeout(FIRST_LIST, listed).await {
+            Ok(true) => Ok(watched),
+            _ => Err(DirectoryError::NotListed(name.to_owned())),
+        }
+    }
+
+    /// Starts the watches of a namespace.
+    fn watch(&self, name: &str) -> Arc<Namespace> {
+        let (pods, pod_changes) = reflect::<Pod>(&self.client, name, cluster::pods());
+        let (services, service_changes) =
+            reflect::<Service>(&self.client, name, cluster::services());
+        let slices_api: Api<EndpointSlice> = Api::namespaced(self.client.clone(), name);
+        let (slices, writer) = reflector::store();
+        let slice_changes = changes(writer, slices_api);
+        let mut watches = JoinSet::new();
+        let all = stream::select_all([
+            pod_changes.boxed(),
+            service_changes.boxed(),
+            slice_changes.boxed(),
+        ]);
+        let triggers = self.triggers.clone();
+        Arc::new_cyclic(|me: &std::sync::Weak<Namespace>| {
+            let me = me.clone();
+            watches.spawn(async move {
+                let users = move || {
+                    me.upgrade()
+                        .map(|n| lock(&n.users).clone())
+                        .unwrap_or_default()
+                };
+                tell_users(all, &users, &triggers).await;
+            });
+            Namespace {
+                pods,
+                services,
+                slices,
+                users: Mutex::default(),
+                _watches: watches,
+            }
+        })
+    }
+
+    /// The addresses of a host, at most [`HOST_TTL`] old.
+    async fn resolve(&self, host: &str) -> Result<Vec<IpAddr>, String> {
+        if let Some((asked, answer)) = lock(&self.hosts).get(host)
+            && asked.elapsed() < HOST_TTL
+        {
+            return answer.clone();
+        }
+        let answer = match &self.resolver {
+            None => Err("no name server is known".to_owned()),
+            Some(resolver) => match timeout(RESOLVE, resolver.lookup_ip(host)).await {
+                Ok(Ok(found)) => Ok(found.iter().collect()),
+                Ok(Err(error)) => Err(error.to_string()),
+                Err(_) => Err("no answer from the name server".to_owned()),
+            },
+        };
+        let mut hosts = lock(&self.hosts);
+        hosts.retain(|_, (asked, _)| asked.elapsed() < HOST_TTL * 2);
+        hosts.insert(host.to_owned(), (Instant::now(), answer.clone()));
+        answer
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Every change is one statement: a panic leaves the value whole.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A store of a trimmed resource, and a stream that keeps it current.
+fn reflect<K>(
+    client: &Client,
+    namespace: &str,
+    resource: ApiResource,
+) -> (Store<K>, impl Stream<Item = ()> + use<K>)
+where
+    K: Resource<DynamicType = ApiResource>
+        + Clone
+        + DeserializeOwned
+        + std::fmt::Debug
+        + Send
+        + Sync
+        + 'static,
+    K: Resource<Scope = kube::core::DynamicResourceScope>,
+{
+    let api: Api<K> = Api::namespaced_with(client.clone(), namespace, &resource);
+    let writer = Writer::new(resource);
+    (writer.as_reader(), changes(writer, api))
+}
+
+/// Keeps a store current; one item for each change.
+fn changes<K>(writer: Writer<K>, api: Api<K>) -> impl Stream<Item = ()>
+where
+    K: Resource + Clone + DeserializeOwned + std::fmt::Debug + Send + 'static,
+    K::DynamicType: Eq + Hash + Clone,
+{
+    watcher(api, watcher::Config::default())
+        .default_backoff()
+        .modify(|object| object.managed_fields_mut().clear())
+        .reflect(writer)
+        .filter_map(|event| async move {
+            if let Err(error) = &event {
+                tracing::warn!(%error, "a watch for peers was interrupted");
+            }
+            event.is_ok().then_some(())
+        })
+}
+
+/// Sends the users of a namespace to be looked at, a second after the first of some changes.
+async fn tell_users(
+    mut changes: impl Stream<Item = ()> + Unpin,
+    users: &impl Fn() -> BTreeSet<(String, String)>,
+    triggers: &UnboundedSender<ObjectRef<ChaosExperiment>>,
+) {
+    while changes.next().await.is_some() {
+        let until = Instant::now() + DEBOUNCE;
+        while let Ok(Some(())) = tokio::time::timeout_at(until, changes.next()).await {}
+        for (namespace, name) in users() {
+            // The receiver lives as long as the controller; without it there is nobody to tell.
+            let _ = triggers.send(ObjectRef::new(&name).within(&namespace));
+        }
+    }
+}
+
+/// Addresses of the pods that a selector selects, hostNetwork pods excepted: theirs are the node's.
+fn select(pods: &Store<Pod>, selector: &LabelSelector) -> Result<BTreeSet<IpAddr>, DirectoryError> {
+    let selector: Selector = selector
+        .clone()
+        .try_into()
+        .map_err(DirectoryError::Selector)?;
+    let chosen = pods
+        .state()
+        .into_iter()
+        .filter(|pod| selector.matches(pod.labels()));
+    Ok(chosen
+        .map(|pod| Candidate::from(&*pod))
+        .filter(|pod| !pod.host_network)
+        .flat_map(|pod| pod.addresses)
+        .collect())
+}

@@ -1,0 +1,21 @@
+//! The operator: turns each experiment into one `NodeInjection` per node, and rolls up what the
+//! nodes' agents report into the experiment's status.
+//!
+//! `controller` shows the order: observe → decide → act. `decide` is pure.
+
+mod act;
+mod args;
+pub mod cluster;
+mod controller;
+pub mod decide;
+mod directory;
+mod error;
+mod fleet;
+mod lease;
+mod metrics;
+mod observe;
+pub mod peers;
+mod sweep;
+
+pub use args::Args;
+pub use controller::{RunError, metrics, run_with};

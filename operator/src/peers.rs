@@ -1,0 +1,297 @@
+//! Peers to addresses: pure, from what the cluster was seen to hold.
+//!
+//! The target's own packets carry a Service's ClusterIP (it is the node that replaces it), so
+//! peers chosen as pods include the ClusterIPs of the Services that lead to them alone.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+};
+
+use ipnet::IpNet;
+use kube::ResourceExt as _;
+use thiserror::Error;
+use windtunnel_crds::{
+    injection::{AddressRange, PeerGroup},
+    peers::{Peers, PortRange, Protocol, ServicePeer},
+};
+
+use crate::cluster::{EndpointSlice, Service, ServicePort};
+
+/// The most addresses and ranges that one fault may have.
+pub const MAX_ADDRESSES: usize = 4096;
+
+/// What the cluster holds that peers can refer to.
+#[derive(Clone, Debug, Default)]
+pub struct Directory {
+    /// Addresses of the pods that the peers' podSelector selects.
+    pub selected: BTreeSet<IpAddr>,
+    /// Services by namespace and name: all of the experiment's namespace, and those named.
+    pub services: Vec<Service>,
+    /// The endpoint slices of those Services.
+    pub slices: Vec<EndpointSlice>,
+    /// Addresses of the hosts, or why there are none.
+    pub hosts: BTreeMap<String, Result<Vec<IpAddr>, String>>,
+}
+
+/// Peers as addresses.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PeerSet {
+    /// Groups of addresses with their ports; any of them is a peer.
+    pub groups: Vec<PeerGroup>,
+    /// What the user should know about the choice.
+    pub notes: Vec<String>,
+}
+
+/// Why peers cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum PeerError {
+    /// More addresses than a fault may have.
+    #[error("the peers are {0} addresses and ranges, of {MAX_ADDRESSES} at most")]
+    TooMany(usize),
+    /// A named Service does not exist.
+    #[error("there is no Service {name} in namespace {namespace}")]
+    NoService {
+        /// Its namespace.
+        namespace: String,
+        /// Its name.
+        name: String,
+    },
+}
+
+/// Resolves `peers` of an experiment in `namespace`.
+///
+/// # Errors
+/// [`PeerError`] where a Service is missing or the addresses are too many.
+pub fn resolve(
+    peers: &Peers,
+    namespace: &str,
+    directory: &Directory,
+) -> Result<PeerSet, PeerError> {
+    let Peers {
+        pod_selector,
+        services,
+        cidrs,
+        hosts,
+        ports,
+        local_ports: _,
+    } = peers;
+    let mut set = PeerSet::default();
+    let mut addresses: BTreeSet<IpNet> = cidrs.iter().map(|cidr| cidr.0).collect();
+    for host in hosts {
+        match directory.hosts.get(&host.0) {
+            Some(Ok(found)) => addresses.extend(found.iter().copied().map(IpNet::from)),
+            Some(Err(why)) => set
+                .notes
+                .push(format!("host {} has no address: {why}", host.0)),
+            None => set
+                .notes
+                .push(format!("host {} is not resolved yet", host.0)),
+        }
+    }
+    if pod_selector.is_some() {
+        addresses.extend(directory.selected.iter().copied().map(IpNet::from));
+        if directory.selected.is_empty() {
+            set.notes
+                .push("the peers' podSelector selects no pod now".to_owned());
+        }
+        covered_services(namespace, directory, ports, &mut addresses, &mut set);
+    }
+    for peer in services {
+        let service = find(peer, namespace, directory)?;
+        set.groups.extend(service_groups(service, directory));
+    }
+    let by_address = pod_selector.is_some() || !cidrs.is_empty() || !hosts.is_empty();
+    if by_address {
+        set.groups.push(group(Some(addresses), ports.clone()));
+    } else if services.is_empty() {
+        set.groups.push(group(None, ports.clone()));
+    }
+    set.groups.sort();
+    set.groups.dedup();
+    let count = set
+        .groups
+        .iter()
+        .filter_map(|g| g.addresses.as_ref())
+        .map(Vec::len)
+        .sum();
+    if count > MAX_ADDRESSES {
+        return Err(PeerError::TooMany(count));
+    }
+    Ok(set)
+}
+
+fn group(addresses: Option<BTreeSet<IpNet>>, ports: Vec<PortRange>) -> PeerGroup {
+    PeerGroup {
+        addresses: addresses.map(|all| all.into_iter().map(AddressRange).collect()),
+        ports,
+    }
+}
+
+fn find<'a>(
+    peer: &ServicePeer,
+    namespace: &str,
+    directory: &'a Directory,
+) -> Result<&'a Service, PeerError> {
+    let namespace = peer.namespace.as_deref().unwrap_or(namespace);
+    directory
+        .services
+        .iter()
+        .find(|s| s.name_any() == peer.name && s.namespace().as_deref() == Some(namespace))
+        .ok_or_else(|| PeerError::NoService {
+            namespace: namespace.to_owned(),
+            name: peer.name.clone(),
+        })
+}
+
+/// Adds the ClusterIPs of the namespace's Services that lead to selected pods alone.
+fn covered_services(
+    namespace: &str,
+    directory: &Directory,
+    ports: &[PortRange],
+    addresses: &mut BTreeSet<IpNet>,
+    set: &mut PeerSet,
+) {
+    let own = directory
+        .services
+        .iter()
+        .filter(|s| s.namespace().as_deref() == Some(namespace));
+    for service in own {
+        let endpoints = endpoints(service, directory);
+        let selected = endpoints
+            .iter()
+            .filter(|(ip, _)| directory.selected.contains(ip))
+            .count();
+        if selected == 0 {
+            continue;
+        }
+        if selected < endpoints.len() {
+            set.notes.push(format!(
+                "Service {} leads to other pods too, packets to its ClusterIP are not matched",
+                service.name_any()
+            ));
+            continue;
+        }
+        let ips = cluster_ips(service);
+        if ports.is_empty() {
+            addresses.extend(ips);
+            continue;
+        }
+        let mapped = mapped_ports(service, &endpoints, ports);
+        if !mapped.is_empty() {
+            set.groups.push(group(Some(ips), mapped));
+        }
+    }
+}
+
+/// The service ports that lead to one of the pods' `ports`.
+fn mapped_ports(
+    service: &Service,
+    endpoints: &[Endpoint<'_>],
+    ports: &[PortRange],
+) -> Vec<PortRange> {
+    let wanted = |target: &PortRange| {
+        ports
+            .iter()
+            .any(|p| p.protocol == target.protocol && (p.port..=p.last()).contains(&target.port))
+    };
+    let leads_there = |port: &&ServicePort| {
+        endpoints
+            .iter()
+            .flat_map(|(_, slice)| slice_ports(slice))
+            .any(|(name, target)| name == port.name && wanted(&target))
+    };
+    service
+        .spec
+        .ports
+        .iter()
+        .filter(leads_there)
+        .map(service_port)
+        .collect()
+}
+
+/// A named Service: its ClusterIPs with its own ports, its endpoints with the target ports.
+fn service_groups(service: &Service, directory: &Directory) -> Vec<PeerGroup> {
+    let mut groups = Vec::new();
+    let ips = cluster_ips(service);
+    if !ips.is_empty() {
+        groups.push(group(
+            Some(ips),
+            service.spec.ports.iter().map(service_port).collect(),
+        ));
+    }
+    let mut by_ports: BTreeMap<Vec<PortRange>, BTreeSet<IpNet>> = BTreeMap::new();
+    for (ip, slice) in endpoints(service, directory) {
+        let mut ports: Vec<PortRange> = slice_ports(slice).map(|(_, port)| port).collect();
+        ports.sort();
+        by_ports.entry(ports).or_default().insert(ip.into());
+    }
+    groups.extend(
+        by_ports
+            .into_iter()
+            .map(|(ports, ips)| group(Some(ips), ports)),
+    );
+    groups
+}
+
+fn service_port(port: &ServicePort) -> PortRange {
+    PortRange {
+        port: port.port,
+        end_port: None,
+        protocol: port.protocol.unwrap_or_default(),
+    }
+}
+
+fn cluster_ips(service: &Service) -> BTreeSet<IpNet> {
+    // "None" of a headless Service is no address.
+    service
+        .spec
+        .cluster_ips
+        .iter()
+        .filter_map(|text| text.parse::<IpAddr>().ok())
+        .map(IpNet::from)
+        .collect()
+}
+
+/// An address behind a Service, with the slice that names it.
+type Endpoint<'a> = (IpAddr, &'a EndpointSlice);
+
+/// The endpoints of a Service, ready or not: packets may reach either.
+fn endpoints<'a>(service: &Service, directory: &'a Directory) -> Vec<Endpoint<'a>> {
+    let of_service = |slice: &&EndpointSlice| {
+        slice.namespace() == service.namespace()
+            && slice.labels().get("kubernetes.io/service-name") == Some(&service.name_any())
+    };
+    let addresses = |slice: &'a EndpointSlice| {
+        slice
+            .endpoints
+            .iter()
+            .flat_map(|endpoint| &endpoint.addresses)
+            .filter_map(|address| address.parse().ok())
+            .map(move |ip| (ip, slice))
+    };
+    directory
+        .slices
+        .iter()
+        .filter(of_service)
+        .flat_map(addresses)
+        .collect()
+}
+
+/// The target ports of a slice, with the names of the service ports that lead to them.
+fn slice_ports(slice: &EndpointSlice) -> impl Iterator<Item = (String, PortRange)> {
+    slice.ports.iter().flatten().filter_map(|port| {
+        let protocol = match port.protocol.as_deref() {
+            Some("UDP") => Protocol::Udp,
+            Some("SCTP") => Protocol::Sctp,
+            _ => Protocol::Tcp,
+        };
+        let number = u16::try_from(port.port?).ok()?;
+        let range = PortRange {
+            port: number,
+            end_port: None,
+            protocol,
+        };
+        Some((port.name.clone().unwrap_or_default(), range))
+    })
+}

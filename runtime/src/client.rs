@@ -1,0 +1,39 @@
+//! A client for the API server that this process belongs to.
+
+use std::time::Duration;
+
+use kube::{Client, Config};
+use thiserror::Error;
+
+/// How long a connection may take to be made.
+const CONNECT: Duration = Duration::from_secs(5);
+/// How long a written request may wait for the server's window.
+const WRITE: Duration = Duration::from_secs(10);
+
+/// Why there is no client.
+#[derive(Debug, Error)]
+pub enum ClientError {
+    /// Neither a kubeconfig nor a service account was found.
+    #[error("cannot find out how to reach the API server")]
+    Config(#[source] kube::config::InferConfigError),
+    /// The configuration cannot be used.
+    #[error("cannot make a client for the API server")]
+    Client(#[source] kube::Error),
+}
+
+/// A client from the environment: kubeconfig, or the pod's service account.
+///
+/// It does not repeat failed requests by itself: reconciling does, with what is true by then.
+///
+/// # Errors
+/// [`ClientError`] where there is no usable configuration.
+pub async fn client() -> Result<Client, ClientError> {
+    // One provider per process, named: a second one in the dependency tree must not be picked up.
+    // An error says that it is already installed.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let mut config = Config::infer().await.map_err(ClientError::Config)?;
+    config.connect_timeout = Some(CONNECT);
+    config.write_timeout = Some(WRITE);
+    config.default_retry = false;
+    Client::try_from(config).map_err(ClientError::Client)
+}
