@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use clap::Parser;
+use clap::{Parser, Subcommand};
 use jiff::SignedDuration;
 use windtunnel_crds::units::GoDuration;
 use windtunnel_runtime::LogFormat;
@@ -12,6 +12,35 @@ use crate::decide::Policy;
 /// windtunnel's operator.
 #[derive(Clone, Debug, Parser)]
 #[command(version, about)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What a process of this program does.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Command {
+    /// Runs the operator.
+    Run(Args),
+    /// Ends all runs and releases what they hold, before windtunnel is uninstalled.
+    Uninstall(Uninstall),
+}
+
+/// Settings of an uninstallation.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Uninstall {
+    /// The namespace that windtunnel is installed in.
+    #[arg(long, env = "WINDTUNNEL_NAMESPACE")]
+    pub namespace: String,
+
+    /// How long agents may take to give faults back by themselves.
+    #[arg(long, default_value = "30s")]
+    pub wait: GoDuration,
+}
+
+/// Settings of the operator.
+#[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// The namespace that windtunnel is installed in.
     #[arg(long, env = "WINDTUNNEL_NAMESPACE")]

@@ -27,6 +27,8 @@ mod plan;
 mod rollup;
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+mod tests;
 
 pub use needs::{Needs, needs};
 

@@ -16,6 +16,8 @@ mod metrics;
 mod observe;
 pub mod peers;
 mod sweep;
+mod uninstall;
 
-pub use args::Args;
+pub use args::{Args, Cli, Command};
 pub use controller::{RunError, metrics, run_with};
+pub use uninstall::uninstall;

@@ -1,11 +1,11 @@
 //! The operator's process: arguments, logs, client, probes; then [`windtunnel_operator::run`].
 
-use std::process::ExitCode;
+use std::{process::ExitCode, time::Duration};
 
 use clap::Parser as _;
-use windtunnel_operator::{Args, RunError, metrics, run_with};
+use windtunnel_operator::{Args, Cli, Command, RunError, metrics, run_with, uninstall};
 use windtunnel_runtime::{
-    AdminError, ClientError, Readiness, chain, client, init_logs, on_signal, serve,
+    AdminError, ClientError, LogFormat, Readiness, chain, client, init_logs, on_signal, serve,
 };
 
 #[derive(Debug, thiserror::Error)]
@@ -16,21 +16,37 @@ enum MainError {
     Client(#[from] ClientError),
     #[error("the admin port failed")]
     Admin(#[from] AdminError),
+    #[error("cannot end all runs")]
+    Uninstall(#[source] kube::Error),
     #[error("the operator failed")]
     Run(#[from] RunError),
 }
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
-    let args = Args::parse();
-    init_logs(args.log_format, &args.log);
-    match start(args).await {
+    let result = match Cli::parse().command {
+        Command::Run(args) => {
+            init_logs(args.log_format, &args.log);
+            start(args).await
+        }
+        Command::Uninstall(settings) => {
+            init_logs(LogFormat::Text, "info");
+            end_all(&settings.namespace, settings.wait.get()).await
+        }
+    };
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!(error = chain(&error), "ending");
             ExitCode::FAILURE
         }
     }
+}
+
+async fn end_all(namespace: &str, wait: Duration) -> Result<(), MainError> {
+    uninstall(client().await?, namespace, wait)
+        .await
+        .map_err(MainError::Uninstall)
 }
 
 async fn start(args: Args) -> Result<(), MainError> {

@@ -231,7 +231,8 @@ impl Pass<'_> {
                         "every target was gone before it was prepared",
                     );
                 }
-                Ok(draws) => self.ask_nodes(&draws),
+                // Who is asked something new now says so by another generation.
+                Ok(draws) => return self.ask_nodes(&draws),
                 Err(refusal) => return self.recover(refusal.ending, &refusal.message),
             }
         }
@@ -528,10 +529,15 @@ impl Pass<'_> {
         self.set(
             ConditionType::Recovered,
             Is::Unknown,
-            "NotReported",
+            rollup::NOT_REPORTED,
             &message,
         );
-        self.set(ConditionType::Clean, Is::Unknown, "NotReported", &message);
+        self.set(
+            ConditionType::Clean,
+            Is::Unknown,
+            rollup::NOT_REPORTED,
+            &message,
+        );
     }
 
     /// Nodes whose injection still exists and is not known to be over and checked.

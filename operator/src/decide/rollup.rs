@@ -3,13 +3,16 @@
 use jiff::Timestamp;
 use windtunnel_crds::{
     ChaosExperimentStatus, NodeInjection,
-    conditions::{ConditionStatus as Is, ConditionType, set_condition},
+    conditions::{ConditionStatus as Is, ConditionType, condition, set_condition},
     fault::{Fault, Kind},
     injection::{TargetState, TargetStatus},
     status::{Cleanup, DrawnPod, FaultPhase, FaultStatus, Summary},
 };
 
 use super::{Observed, plan};
+
+/// A node was not heard of until the end: whether it is clean nobody knows.
+pub(crate) const NOT_REPORTED: &str = "NotReported";
 
 /// A target as the operator can honestly speak of it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -327,6 +330,11 @@ pub(crate) fn cleanup(observed: &Observed, status: &mut ChaosExperimentStatus, n
         residue,
     };
     let verdict = clean(&found);
+    let doubted = condition(&status.conditions, ConditionType::Clean)
+        .is_some_and(|c| c.reason == NOT_REPORTED);
+    if doubted && found.checked_at.is_none() {
+        return;
+    }
     if found.checked_at.is_some() {
         status.cleanup = Some(found);
     }
@@ -387,7 +395,7 @@ pub(crate) fn summarize(status: &mut ChaosExperimentStatus) {
         sum(|f| f.injected),
         sum(|f| f.recovered),
     );
-    let clean = windtunnel_crds::conditions::condition(&status.conditions, ConditionType::Clean);
+    let clean = condition(&status.conditions, ConditionType::Clean);
     status.summary = Summary {
         injected: format!("{injected}/{desired}"),
         recovered: format!("{recovered}/{injected}"),

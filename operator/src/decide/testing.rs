@@ -2,11 +2,19 @@
 
 use std::collections::BTreeMap;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
-use windtunnel_crds::{fault::Target, injection::NodeContainer};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, MicroTime};
+use windtunnel_crds::{
+    ChaosExperiment, ChaosExperimentStatus, NodeInjectionStatus,
+    conditions::{ConditionType, condition},
+    fault::Target,
+    injection::{Audit, InjectionPhase, NodeContainer, TargetState, TargetStatus},
+    names::FINALIZER,
+    status::{FaultStatus, Phase},
+};
 
-use super::Agent;
-use crate::cluster::Candidate;
+use super::{Action, Agent, Change, Kill, Notice, Observed, PodPresence, Policy, decide, needs};
+use crate::{cluster::Candidate, peers::PeerSet};
 
 pub(crate) fn agent() -> Agent {
     Agent {
@@ -42,5 +50,282 @@ pub(crate) fn target(app: &str) -> Target {
         },
         count: None,
         percent: None,
+    }
+}
+
+/// One experiment with what the API server would hold of it: decisions are applied to it as they
+/// would be there, reports of agents are put in by the test.
+pub(crate) struct Sim {
+    pub(crate) observed: Observed,
+    pub(crate) now: Timestamp,
+    pub(crate) kills: Vec<Kill>,
+    pub(crate) notices: Vec<Notice>,
+    pub(crate) deleted: Vec<String>,
+    pods: Vec<Candidate>,
+    gone: Vec<String>,
+}
+
+/// An experiment from the YAML of its spec.
+pub(crate) fn experiment(spec: &str) -> ChaosExperiment {
+    let mut experiment = ChaosExperiment::new("run", serde_saphyr::from_str(spec).unwrap());
+    experiment.metadata.namespace = Some("shop".to_owned());
+    experiment.metadata.uid = Some("run-uid".to_owned());
+    experiment.metadata.generation = Some(1);
+    experiment
+}
+
+impl Sim {
+    pub(crate) fn new(spec: &str, pods: Vec<Candidate>) -> Self {
+        let nodes = pods.iter().map(|p| (p.node.clone(), agent())).collect();
+        Self {
+            observed: Observed {
+                experiment: experiment(spec),
+                injections: Vec::new(),
+                fleet: nodes,
+                stop: false,
+                candidates: BTreeMap::new(),
+                pods: None,
+                peers: BTreeMap::new(),
+                cluster_dns: Vec::new(),
+                policy: Policy {
+                    release_namespace: "windtunnel".to_owned(),
+                    protected_namespaces: ["kube-system".to_owned()].into(),
+                    max_targets: 100,
+                    recheck_after: SignedDuration::from_mins(10),
+                    control_plane_grace: SignedDuration::from_secs(30),
+                },
+            },
+            now: "2026-01-01T00:00:00Z".parse().unwrap(),
+            kills: Vec::new(),
+            notices: Vec::new(),
+            deleted: Vec::new(),
+            pods,
+            gone: Vec::new(),
+        }
+    }
+
+    pub(crate) fn status(&self) -> ChaosExperimentStatus {
+        self.observed.experiment.status.clone().unwrap_or_default()
+    }
+
+    pub(crate) fn phase(&self) -> Phase {
+        self.status().phase.unwrap_or_default()
+    }
+
+    /// Status and reason of a condition.
+    pub(crate) fn condition(&self, type_: ConditionType) -> (String, String) {
+        let status = self.status();
+        let found = condition(&status.conditions, type_).cloned();
+        found.map(|c| (c.status, c.reason)).unwrap_or_default()
+    }
+
+    pub(crate) fn fault(&self, name: &str) -> FaultStatus {
+        self.status()
+            .faults
+            .into_iter()
+            .find(|f| f.name == name)
+            .unwrap()
+    }
+
+    pub(crate) fn advance(&mut self, duration: SignedDuration) {
+        self.now += duration;
+    }
+
+    /// A pod is gone from the API.
+    pub(crate) fn remove_pod(&mut self, name: &str) {
+        self.gone.push(name.to_owned());
+        self.pods.retain(|p| p.name != name);
+    }
+
+    /// Passes until nothing is left to do now.
+    pub(crate) fn settle(&mut self) {
+        for _ in 0..20 {
+            if !self.pass() {
+                return;
+            }
+        }
+        panic!("decisions do not come to an end");
+    }
+
+    /// One pass: observe, decide, apply. False if there was nothing to do.
+    pub(crate) fn pass(&mut self) -> bool {
+        let o = &mut self.observed;
+        let needs = needs(&o.experiment, &o.injections, o.stop, self.now);
+        o.candidates = needs
+            .candidates
+            .into_iter()
+            .map(|f| (f, self.pods.clone()))
+            .collect();
+        o.peers = needs
+            .peers
+            .into_iter()
+            .map(|f| (f, Ok(PeerSet::default())))
+            .collect();
+        o.pods = needs.pods.then(|| {
+            let killed = |p: &Candidate| self.kills.iter().any(|k| k.uid == p.uid);
+            let presence = |p: &Candidate| {
+                if killed(p) {
+                    PodPresence::Leaving
+                } else {
+                    PodPresence::There
+                }
+            };
+            self.pods
+                .iter()
+                .map(|p| (p.uid.clone(), presence(p)))
+                .collect()
+        });
+        let decision = decide(o, self.now);
+        let same = decide(o, self.now);
+        assert_eq!(decision, same, "equal observations, equal decisions");
+        let has_done = !decision.actions.is_empty();
+        for action in decision.actions {
+            self.apply(action);
+        }
+        has_done
+    }
+
+    fn apply(&mut self, action: Action) {
+        let experiment = &mut self.observed.experiment;
+        match action {
+            Action::AddFinalizer => {
+                experiment.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
+            }
+            Action::RemoveFinalizer => experiment.metadata.finalizers = None,
+            Action::WriteStatus(status) => {
+                assert_ne!(
+                    experiment.status.as_ref(),
+                    Some(&*status),
+                    "an unchanged status is not written"
+                );
+                let old = experiment.status.clone().unwrap_or_default();
+                assert!(
+                    old.start_time.is_none() || old.start_time == status.start_time,
+                    "startTime is written once"
+                );
+                assert!(
+                    old.deadline.is_none() || old.deadline == status.deadline,
+                    "deadline is written once"
+                );
+                assert!(
+                    !old.phase.unwrap_or_default().is_terminal() || old.phase == status.phase,
+                    "terminal phases absorb"
+                );
+                assert!(old.phase <= status.phase, "phases never go back");
+                experiment.status = Some(*status);
+            }
+            Action::Create(mut injection) => {
+                assert!(
+                    experiment.metadata.finalizers.is_some(),
+                    "no node injection before the finalizer"
+                );
+                injection.metadata.uid = Some(format!("{}-uid", injection.spec.node_name));
+                injection.metadata.generation = Some(1);
+                self.observed.injections.push(*injection);
+            }
+            Action::Patch { name, change, .. } => {
+                let injection = self
+                    .observed
+                    .injections
+                    .iter_mut()
+                    .find(|i| i.metadata.name.as_ref() == Some(&name))
+                    .unwrap();
+                *injection.metadata.generation.as_mut().unwrap() += 1;
+                match change {
+                    Change::Start(at) => injection.spec.start_time = Some(MicroTime(at)),
+                    Change::Abort => injection.spec.abort = true,
+                    Change::Faults(faults) => injection.spec.faults = faults,
+                }
+            }
+            Action::Delete { name, .. } => {
+                self.observed
+                    .injections
+                    .retain(|i| i.metadata.name.as_ref() != Some(&name));
+                self.deleted.push(name);
+            }
+            Action::Kill(kill) => self.kills.push(kill),
+            Action::DeleteExperiment => self.deleted.push("experiment".to_owned()),
+            Action::Notify(notice) => self.notices.push(notice),
+        }
+    }
+
+    /// The agent of a node reports a phase, and one state for all its targets.
+    pub(crate) fn report(&mut self, node: &str, phase: InjectionPhase, state: TargetState) {
+        self.report_with(node, phase, |_| state);
+    }
+
+    /// The agent of a node reports a phase, and a state for each target by the pod's name.
+    pub(crate) fn report_with(
+        &mut self,
+        node: &str,
+        phase: InjectionPhase,
+        state: impl Fn(&str) -> TargetState,
+    ) {
+        let now = MicroTime(self.now);
+        let injection = self
+            .observed
+            .injections
+            .iter_mut()
+            .find(|i| i.spec.node_name == node)
+            .unwrap();
+        let old = injection.status.clone().unwrap_or_default();
+        let mut targets = Vec::new();
+        for fault in &injection.spec.faults {
+            for target in &fault.targets {
+                let before = old
+                    .targets
+                    .iter()
+                    .find(|t| t.fault == fault.name && t.pod_uid == target.pod_uid);
+                let state = state(&target.pod_name);
+                let injected = before.and_then(|b| b.injected_at.clone());
+                targets.push(TargetStatus {
+                    fault: fault.name.clone(),
+                    pod_name: target.pod_name.clone(),
+                    pod_uid: target.pod_uid.clone(),
+                    state,
+                    reason: String::new(),
+                    message: String::new(),
+                    injected_at: injected.or((state == TargetState::Injected).then(|| now.clone())),
+                    reverted_at: state.is_final().then(|| now.clone()),
+                    reclaimed_by: None,
+                    matched_packets: (state == TargetState::Injected).then_some(7),
+                    queue_drops: None,
+                });
+            }
+        }
+        let over = matches!(phase, InjectionPhase::Recovered | InjectionPhase::Refused);
+        injection.status = Some(NodeInjectionStatus {
+            phase,
+            observed_generation: injection.metadata.generation,
+            targets,
+            audit: over.then(|| Audit {
+                checked_at: Some(now),
+                ..Audit::default()
+            }),
+            ..NodeInjectionStatus::default()
+        });
+    }
+
+    /// Every node reports, and passes are made.
+    pub(crate) fn all(&mut self, phase: InjectionPhase, state: TargetState) {
+        let nodes: Vec<String> = self
+            .observed
+            .injections
+            .iter()
+            .map(|i| i.spec.node_name.clone())
+            .collect();
+        for node in nodes {
+            self.report(&node, phase, state);
+        }
+        self.settle();
+    }
+
+    /// Every node has checked its targets again.
+    pub(crate) fn recheck(&mut self) {
+        for injection in &mut self.observed.injections {
+            let audit = injection.status.as_mut().unwrap().audit.as_mut().unwrap();
+            audit.rechecked_at = Some(MicroTime(self.now));
+        }
+        self.settle();
     }
 }

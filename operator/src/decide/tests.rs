@@ -1,0 +1,467 @@
+//! Runs from their beginning to their end, as tables of what is reported and what follows.
+
+use jiff::SignedDuration;
+use windtunnel_crds::{
+    conditions::ConditionType as C,
+    injection::{InjectionPhase as I, TargetState as T},
+    status::{FaultPhase, Phase},
+};
+
+use super::testing::{Sim, candidate};
+use crate::cluster::Candidate;
+
+const DELAY: &str = "
+duration: 1m
+faults:
+- name: slow
+  target: {selector: {matchLabels: {app: orders}}}
+  network: {delay: {latency: 100ms}}
+";
+
+const KILL_HALF: &str = "
+duration: 1m
+faults:
+- name: half
+  startAfter: 10s
+  target: {selector: {matchLabels: {app: orders}}, percent: 50}
+  podKill: {gracePeriod: 1s}
+";
+
+fn pods(count: usize) -> Vec<Candidate> {
+    (0..count)
+        .map(|i| candidate(&format!("p{i}"), ["node1", "node2"][i % 2]))
+        .collect()
+}
+
+fn seconds(seconds: i64) -> SignedDuration {
+    SignedDuration::from_secs(seconds)
+}
+
+/// A delay on two pods of two nodes, in place.
+fn running() -> Sim {
+    let mut sim = Sim::new(DELAY, pods(2));
+    sim.settle();
+    sim.all(I::Prepared, T::Prepared);
+    sim.advance(seconds(1));
+    sim.all(I::Running, T::Injected);
+    sim
+}
+
+fn is(status: &str, reason: &str) -> (String, String) {
+    (status.to_owned(), reason.to_owned())
+}
+
+#[test]
+fn a_run_goes_through_its_phases_and_ends_completed() {
+    let mut sim = Sim::new(DELAY, pods(2));
+    sim.settle();
+    assert_eq!(sim.phase(), Phase::Preparing);
+    assert_eq!(sim.observed.injections.len(), 2);
+    assert!(
+        sim.observed
+            .injections
+            .iter()
+            .all(|i| i.spec.start_time.is_none())
+    );
+    sim.advance(SignedDuration::from_millis(100));
+    sim.report("node1", I::Prepared, T::Prepared);
+    sim.settle();
+    assert_eq!(sim.phase(), Phase::Preparing, "one node is not enough");
+    sim.all(I::Prepared, T::Prepared);
+    assert_eq!(sim.phase(), Phase::Running);
+    let status = sim.status();
+    assert!(
+        sim.observed
+            .injections
+            .iter()
+            .all(|i| i.spec.start_time == status.start_time)
+    );
+    assert_eq!(
+        sim.condition(C::Injected),
+        is("False", "NotDue"),
+        "the start of two nodes is a moment ahead"
+    );
+    sim.advance(seconds(1));
+    sim.report("node1", I::Running, T::Injected);
+    sim.settle();
+    assert_eq!(sim.condition(C::Injected), is("False", "Injecting"));
+    sim.all(I::Running, T::Injected);
+    assert_eq!(sim.condition(C::Injected), is("True", "ReadBack"));
+    assert_eq!(sim.status().summary.injected, "2/2");
+    assert_eq!(sim.fault("slow").matched_packets, Some(14));
+    sim.advance(seconds(60));
+    sim.settle();
+    assert_eq!(sim.phase(), Phase::Recovering);
+    sim.all(I::Recovered, T::Recovered);
+    assert_eq!(sim.phase(), Phase::Completed);
+    for (type_, expected) in [
+        (C::Injected, is("True", "ReadBack")),
+        (C::Recovered, is("True", "Recovered")),
+        (C::Clean, is("True", "Checked")),
+        (C::Finished, is("True", "DeadlineReached")),
+    ] {
+        assert_eq!(sim.condition(type_), expected);
+    }
+    assert!(sim.observed.experiment.metadata.finalizers.is_none());
+    assert_eq!(sim.observed.injections.len(), 2, "kept for the recheck");
+    sim.advance(seconds(600));
+    sim.recheck();
+    assert_eq!(sim.condition(C::Clean), is("True", "Rechecked"));
+    assert!(sim.observed.injections.is_empty());
+    assert_eq!(
+        sim.status().summary.recovered,
+        "2/2",
+        "counts outlive the injections"
+    );
+}
+
+#[test]
+fn an_abort_a_deletion_and_a_stop_end_a_run_from_every_phase() {
+    type End = fn(&mut Sim);
+    let ends: [(End, &str); 3] = [
+        (
+            |sim| sim.observed.experiment.spec.abort = true,
+            "AbortRequested",
+        ),
+        (
+            |sim| {
+                use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+                sim.observed.experiment.metadata.deletion_timestamp = Some(Time(sim.now));
+            },
+            "Deleted",
+        ),
+        (|sim| sim.observed.stop = true, "EmergencyStop"),
+    ];
+    for (end, reason) in ends {
+        let mut fresh = Sim::new(DELAY, pods(2));
+        end(&mut fresh);
+        fresh.settle();
+        assert!(
+            fresh.observed.injections.is_empty(),
+            "{reason}: nothing is begun"
+        );
+
+        let mut preparing = Sim::new(DELAY, pods(2));
+        preparing.settle();
+        for mut sim in [preparing, running()] {
+            let from = sim.phase();
+            end(&mut sim);
+            sim.settle();
+            assert_eq!(sim.phase(), Phase::Recovering, "{reason} from {from:?}");
+            assert!(sim.observed.injections.iter().all(|i| i.spec.abort));
+            assert!(
+                sim.observed.experiment.metadata.finalizers.is_some(),
+                "held until it is taken back"
+            );
+            sim.all(I::Recovered, T::Recovered);
+            assert_eq!(sim.phase(), Phase::Aborted, "{reason} from {from:?}");
+            assert_eq!(sim.condition(C::Finished), is("True", reason));
+            assert!(sim.observed.experiment.metadata.finalizers.is_none());
+        }
+    }
+}
+
+#[test]
+fn one_refusal_fails_the_run_and_nothing_is_started_anywhere() {
+    let mut sim = Sim::new(DELAY, pods(2));
+    sim.settle();
+    sim.report("node1", I::Prepared, T::Prepared);
+    sim.report("node2", I::Refused, T::Failed);
+    sim.settle();
+    assert!(
+        sim.observed
+            .injections
+            .iter()
+            .all(|i| i.spec.start_time.is_none() && i.spec.abort)
+    );
+    sim.report("node1", I::Recovered, T::Recovered);
+    sim.settle();
+    assert_eq!(sim.phase(), Phase::Failed);
+    assert_eq!(sim.condition(C::Finished), is("True", "PrepareRefused"));
+    assert_eq!(sim.condition(C::Injected), is("False", "NotStarted"));
+    assert_eq!(sim.condition(C::Recovered), is("True", "NothingToUndo"));
+    assert!(
+        sim.status().message.contains("node2"),
+        "{}",
+        sim.status().message
+    );
+}
+
+#[test]
+fn a_node_that_does_not_answer_in_time_fails_the_run() {
+    let mut sim = Sim::new(DELAY, pods(2));
+    sim.settle();
+    sim.report("node1", I::Prepared, T::Prepared);
+    sim.advance(seconds(30));
+    sim.settle();
+    assert_eq!(sim.condition(C::Finished), is("False", "PrepareTimeout"));
+    assert!(
+        sim.status().message.contains("node2"),
+        "{}",
+        sim.status().message
+    );
+}
+
+#[test]
+fn a_target_that_is_gone_is_drawn_anew() {
+    let one = DELAY.replace("{app: orders}}}", "{app: orders}}, count: 1}");
+    let mut sim = Sim::new(&one, pods(4));
+    sim.settle();
+    let first = sim.fault("slow").draw[0].clone();
+    sim.report(&first.node, I::Prepared, T::Gone);
+    sim.remove_pod(&first.name);
+    sim.settle();
+    let second = sim.fault("slow").draw[0].clone();
+    assert_ne!(first.uid, second.uid);
+    assert_eq!(sim.phase(), Phase::Preparing);
+    let node = second.node.clone();
+    sim.report(&node, I::Prepared, T::Prepared);
+    sim.settle();
+    assert_eq!(sim.phase(), Phase::Running);
+    assert_eq!(
+        sim.observed.injections.len(),
+        1,
+        "a node without targets is not asked any more"
+    );
+    assert!(sim.fault("slow").drawn_at.is_some());
+}
+
+#[test]
+fn a_dry_run_says_the_same_and_touches_nothing() {
+    let mut sim = Sim::new(&format!("{DELAY}dryRun: true\n"), pods(2));
+    sim.settle();
+    assert!(sim.observed.injections.iter().all(|i| i.spec.dry_run));
+    sim.all(I::Prepared, T::Prepared);
+    assert_eq!(sim.phase(), Phase::Completed);
+    assert_eq!(sim.condition(C::Prepared), is("True", "Prepared"));
+    assert_eq!(sim.condition(C::Injected), is("False", "DryRun"));
+    assert_eq!(sim.condition(C::Clean), is("True", "NothingInjected"));
+    assert!(sim.status().start_time.is_none());
+    assert!(sim.observed.injections.is_empty());
+}
+
+#[test]
+fn an_interruption_is_told_at_once_and_fails_the_run() {
+    let mut sim = running();
+    sim.report("node1", I::Running, T::Interrupted);
+    sim.settle();
+    assert_eq!(sim.phase(), Phase::Running, "the other target goes on");
+    assert_eq!(sim.condition(C::Injected), is("False", "Interrupted"));
+    assert!(
+        sim.notices
+            .iter()
+            .any(|n| n.warning && n.note.contains("Interrupted"))
+    );
+    sim.advance(seconds(60));
+    sim.report("node1", I::Recovered, T::Interrupted);
+    sim.report("node2", I::Recovered, T::Recovered);
+    sim.settle();
+    assert_eq!(sim.phase(), Phase::Failed);
+    assert_eq!(sim.fault("slow").interrupted, 1);
+}
+
+#[test]
+fn a_silent_agent_is_unknown_and_never_recovered() {
+    let mut sim = running();
+    sim.observed.fleet.get_mut("node1").unwrap().live = false;
+    sim.settle();
+    assert_eq!(sim.condition(C::Recovered), is("Unknown", "AgentSilent"));
+    sim.advance(seconds(60));
+    sim.report("node2", I::Recovered, T::Recovered);
+    sim.settle();
+    assert_eq!(sim.phase(), Phase::Recovering);
+    sim.advance(seconds(10));
+    sim.settle();
+    assert_eq!(sim.phase(), Phase::Failed);
+    assert_eq!(sim.condition(C::Recovered), is("Unknown", "NotReported"));
+    assert_eq!(sim.condition(C::Clean), is("Unknown", "NotReported"));
+    assert!(
+        sim.observed.experiment.metadata.finalizers.is_none(),
+        "released by rule"
+    );
+}
+
+#[test]
+fn a_deletion_does_not_wait_for_a_silent_node_longer_than_the_bound() {
+    let mut sim = Sim::new(&DELAY.replace("1m", "1h"), pods(2));
+    sim.settle();
+    sim.all(I::Prepared, T::Prepared);
+    sim.all(I::Running, T::Injected);
+    for agent in sim.observed.fleet.values_mut() {
+        agent.live = false;
+    }
+    sim.observed.experiment.metadata.deletion_timestamp = Some(
+        k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(sim.now),
+    );
+    sim.settle();
+    sim.advance(seconds(39));
+    sim.settle();
+    assert!(sim.observed.experiment.metadata.finalizers.is_some());
+    sim.advance(seconds(1));
+    sim.settle();
+    assert!(sim.observed.experiment.metadata.finalizers.is_none());
+    assert!(
+        sim.notices
+            .iter()
+            .any(|n| n.note.contains("did not report"))
+    );
+    assert!(sim.observed.injections.is_empty(), "absent means revert");
+}
+
+#[test]
+fn a_kill_is_drawn_when_due_written_down_first_and_ends_when_all_are_gone() {
+    let mut sim = Sim::new(KILL_HALF, pods(5));
+    sim.settle();
+    assert_eq!(sim.phase(), Phase::Running, "no node has to prepare");
+    assert!(sim.fault("half").draw.is_empty());
+    sim.advance(seconds(9));
+    sim.settle();
+    assert!(sim.kills.is_empty());
+    sim.advance(seconds(1));
+    sim.pass();
+    let drawn = sim.fault("half").draw;
+    assert_eq!(drawn.len(), 3);
+    assert_eq!(sim.kills.len(), 3);
+    assert!(
+        sim.kills
+            .iter()
+            .all(|k| k.grace_period_seconds == Some(1) && drawn.iter().any(|p| p.uid == k.uid))
+    );
+    sim.settle();
+    assert_eq!(sim.kills.len(), 3, "what is leaving is not asked again");
+    assert_eq!(sim.condition(C::Injected), is("True", "ReadBack"));
+    for pod in &drawn {
+        sim.remove_pod(&pod.name);
+    }
+    sim.settle();
+    assert_eq!(sim.phase(), Phase::Completed);
+    assert_eq!(sim.fault("half").phase, FaultPhase::Ended);
+    assert_eq!(sim.condition(C::Clean), is("True", "NothingToUndo"));
+}
+
+#[test]
+fn a_new_leader_kills_nobody_that_was_not_drawn() {
+    let mut sim = Sim::new(KILL_HALF, pods(5));
+    sim.settle();
+    sim.advance(seconds(10));
+    sim.pass();
+    let drawn = sim.fault("half").draw;
+    // One was deleted, then the leader died; its replacement has come up meanwhile.
+    sim.kills.truncate(1);
+    let dead = sim.kills[0].name.clone();
+    sim.remove_pod(&dead);
+    sim.kills.clear();
+    sim.settle();
+    assert_eq!(sim.kills.len(), 2);
+    assert!(
+        sim.kills
+            .iter()
+            .all(|k| drawn.iter().any(|p| p.uid == k.uid) && k.name != dead)
+    );
+}
+
+#[test]
+fn pods_that_do_not_go_fail_the_kill_at_the_deadline() {
+    let mut sim = Sim::new(KILL_HALF, pods(2));
+    sim.settle();
+    sim.advance(seconds(10));
+    sim.settle();
+    sim.advance(seconds(50));
+    sim.settle();
+    assert_eq!(sim.phase(), Phase::Failed);
+    assert!(
+        sim.fault("half").message.contains("not removed"),
+        "{}",
+        sim.fault("half").message
+    );
+}
+
+#[test]
+fn refusals_at_select_touch_nothing_and_say_why() {
+    let mut protected = Sim::new(DELAY, pods(1));
+    protected.observed.experiment.metadata.namespace = Some("kube-system".to_owned());
+    let nobody = Sim::new(DELAY, Vec::new());
+    let many = {
+        let mut sim = Sim::new(DELAY, pods(6));
+        sim.observed.policy.max_targets = 5;
+        sim
+    };
+    let silent = {
+        let mut sim = Sim::new(DELAY, pods(2));
+        sim.observed.fleet.get_mut("node2").unwrap().live = false;
+        sim
+    };
+    for (mut sim, reason, words) in [
+        (
+            protected,
+            "NotAllowed",
+            "namespace kube-system is protected",
+        ),
+        (nobody, "TargetsMissing", "matches no pod"),
+        (many, "NotAllowed", "would hit 6 pods, of 5"),
+        (silent, "NodeUnavailable", "node2"),
+    ] {
+        sim.settle();
+        assert_eq!(sim.phase(), Phase::Failed);
+        assert_eq!(sim.condition(C::Finished), is("True", reason));
+        assert!(
+            sim.status().message.contains(words),
+            "{}",
+            sim.status().message
+        );
+        assert!(sim.observed.injections.is_empty() && sim.kills.is_empty());
+        assert!(sim.observed.experiment.metadata.finalizers.is_none());
+    }
+}
+
+#[test]
+fn residue_is_told_until_it_is_gone() {
+    use windtunnel_crds::residue::{Residue, ResidueKind};
+    let mut sim = running();
+    sim.advance(seconds(60));
+    sim.all(I::Recovered, T::Recovered);
+    let residue = Residue {
+        node: String::new(),
+        kind: ResidueKind::Link,
+        name: "wt0".to_owned(),
+        pod: "shop/p0".to_owned(),
+        removed: false,
+        message: "busy".to_owned(),
+    };
+    let audit = |sim: &mut Sim, removed| {
+        let status = sim.observed.injections[0].status.as_mut().unwrap();
+        status.audit.as_mut().unwrap().residue = vec![Residue {
+            removed,
+            ..residue.clone()
+        }];
+        sim.settle();
+    };
+    audit(&mut sim, false);
+    assert_eq!(sim.condition(C::Clean), is("False", "Residue"));
+    assert_eq!(sim.status().cleanup.unwrap().residue[0].node, "node1");
+    audit(&mut sim, true);
+    assert_eq!(sim.condition(C::Clean), is("True", "Checked"));
+    assert_eq!(
+        sim.status().cleanup.unwrap().residue.len(),
+        1,
+        "what was found stays told"
+    );
+}
+
+#[test]
+fn a_finished_run_is_deleted_when_its_time_is_over() {
+    let mut sim = Sim::new(
+        &format!("{KILL_HALF}ttlSecondsAfterFinished: 60\n"),
+        pods(1),
+    );
+    sim.settle();
+    sim.advance(seconds(10));
+    sim.pass();
+    sim.remove_pod("p0");
+    sim.settle();
+    assert_eq!(sim.phase(), Phase::Completed);
+    assert!(sim.deleted.is_empty());
+    sim.advance(seconds(60));
+    sim.pass();
+    assert_eq!(sim.deleted, ["experiment"]);
+}
