@@ -268,10 +268,13 @@ async fn patch_injection(
         Change::Abort => json!({"abort": true}),
         Change::Faults(faults) => json!({"faults": faults}),
     };
-    // What happens to a node's part can be decided on an older state of its report: only its own
-    // spec counts, and that has one writer. An abort or a start must not wait for a quiet moment.
-    let version = spec.get("faults").is_some().then_some(version).flatten();
-    let patch = json!({"metadata": {"resourceVersion": version}, "spec": spec});
+    // Faults are replaced as a whole, so on the very state that they were decided on. A start or
+    // an abort is one field that nobody else writes: it must not wait for a quiet moment.
+    let replaces = spec.get("faults").is_some();
+    let mut patch = json!({"spec": spec});
+    if let (true, Some(version)) = (replaces, version) {
+        patch["metadata"] = json!({"resourceVersion": version});
+    }
     let params = PatchParams {
         field_manager: Some(OPERATOR.to_owned()),
         ..PatchParams::default()

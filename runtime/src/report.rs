@@ -4,13 +4,14 @@ use std::{error::Error, fmt::Write as _};
 
 /// The error and its causes in one line, outermost first.
 ///
-/// A cause whose text the one before it already ends with is not repeated.
+/// A cause whose text the one before it already ends with is not repeated. Of what the API server
+/// refused, its own sentence is shown.
 #[must_use]
-pub fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
+pub fn chain(error: &(dyn Error + 'static)) -> String {
+    let mut text = sentence(error);
     let mut cause = error.source();
     while let Some(error) = cause {
-        let message = error.to_string();
+        let message = sentence(error);
         if !text.ends_with(&message) {
             // Writing to a String cannot fail.
             let _ = write!(text, ": {message}");
@@ -18,6 +19,13 @@ pub fn chain(error: &dyn Error) -> String {
         cause = error.source();
     }
     text
+}
+
+fn sentence(error: &(dyn Error + 'static)) -> String {
+    match error.downcast_ref::<kube::Error>() {
+        Some(kube::Error::Api(status)) => status.message.clone(),
+        _ => error.to_string(),
+    }
 }
 
 #[cfg(test)]

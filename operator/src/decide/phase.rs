@@ -575,8 +575,11 @@ impl Pass<'_> {
     /// Enters the terminal phase.
     fn end(&mut self, ending: Ending, message: &str) {
         self.status.end_time.get_or_insert(MicroTime(self.now));
-        for status in &mut self.status.faults {
-            kill::give_up(status);
+        for fault in &self.observed.experiment.spec.faults {
+            let status = self.status.faults.iter_mut().find(|f| f.name == fault.name);
+            if let (Some(Kind::PodKill(_)), Some(status)) = (fault.kind(), status) {
+                kill::give_up(status);
+            }
         }
         if self.observed.injections.is_empty()
             && condition(&self.status.conditions, ConditionType::Clean).is_none()
