@@ -1,0 +1,62 @@
+//! A terminal phase: the nodes are checked again, then everything of the run goes.
+
+use jiff::{SignedDuration, Timestamp};
+use windtunnel_crds::NodeInjection;
+
+use super::{Pass, delete};
+use crate::decide::{Action, BOUNDS, ending::Ending, rollup};
+
+impl Pass<'_> {
+    pub(super) fn finished(&mut self) {
+        let now = self.now;
+        if !self.observed.injections.is_empty() && self.ending().0 != Ending::DryRun {
+            rollup::cleanup(self.observed, &mut self.status, now);
+            rollup::summarize(&mut self.status);
+        }
+        let leaving = self
+            .observed
+            .experiment
+            .metadata
+            .deletion_timestamp
+            .is_some();
+        let ended = self.status.end_time.as_ref().map_or(now, |t| t.0);
+        let policy = &self.observed.policy;
+        let late = ended + policy.recheck_after + policy.control_plane_grace + BOUNDS;
+        let injected = self
+            .status
+            .faults
+            .iter()
+            .any(|f| f.injected > 0 && !f.draw.is_empty());
+        let rechecked = |i: &NodeInjection| {
+            i.status
+                .as_ref()
+                .and_then(|s| s.audit.as_ref())
+                .is_some_and(|a| a.rechecked_at.is_some())
+        };
+        let done = |i: &&NodeInjection| leaving || !injected || rechecked(i) || now >= late;
+        let deletions: Vec<Action> = self
+            .observed
+            .injections
+            .iter()
+            .filter(done)
+            .map(delete)
+            .collect();
+        let all_done = deletions.len() == self.observed.injections.len();
+        self.actions.extend(deletions);
+        self.release_finalizer();
+        if !self.observed.injections.is_empty() && !all_done {
+            return self.wake(late);
+        }
+        let ttl = self.observed.experiment.spec.ttl_seconds_after_finished;
+        if let (Some(ttl), false) = (ttl, leaving) {
+            let due = ended
+                .saturating_add(SignedDuration::from_secs(ttl))
+                .unwrap_or(Timestamp::MAX);
+            if now >= due {
+                self.actions.push(Action::DeleteExperiment);
+            } else {
+                self.wake(due);
+            }
+        }
+    }
+}

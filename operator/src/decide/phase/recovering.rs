@@ -1,0 +1,121 @@
+//! The run is over: faults are taken back, and waited for no longer than they can last.
+
+use jiff::SignedDuration;
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use windtunnel_crds::{
+    NodeInjection,
+    conditions::{ConditionStatus as Is, ConditionType},
+    injection::InjectionPhase,
+    status::Phase,
+};
+
+use super::{Pass, patch};
+use crate::decide::{Action, BOUNDS, Change, ending::Ending, rollup};
+
+/// How long after the deadline nodes may take to report before they are told again.
+const REPORT: SignedDuration = SignedDuration::from_secs(2);
+
+impl Pass<'_> {
+    /// The run is over; what is in place is taken back.
+    pub(super) fn recover(&mut self, ending: Ending, message: &str) {
+        self.status.phase = Some(Phase::Recovering);
+        self.status.end_time.get_or_insert(MicroTime(self.now));
+        self.set(ConditionType::Finished, Is::False, ending.reason(), message);
+        self.recovering();
+    }
+
+    pub(super) fn recovering(&mut self) {
+        let (ending, message) = self.ending();
+        let ended = self.status.end_time.as_ref().map_or(self.now, |t| t.0);
+        if ending != Ending::DeadlineReached || self.now >= ended + REPORT {
+            let bound = self.observed.injections.iter().filter(|i| !i.spec.abort);
+            let actions: Vec<Action> = bound.map(|i| patch(i, Change::Abort)).collect();
+            self.actions.extend(actions);
+        } else {
+            self.wake(ended + REPORT);
+        }
+        if self.status.start_time.is_some() {
+            rollup::roll_up(self.observed, &mut self.status, self.now);
+        } else {
+            self.nothing_started();
+        }
+        let left = self.nodes_left();
+        let give_up = self.give_up_at(ended);
+        if left.is_empty() || self.now >= give_up {
+            if !left.is_empty() {
+                self.doubt(&left);
+            }
+            return self.end(ending, &message);
+        }
+        self.status.message = format!(
+            "taking faults back ({message}); waiting for {}",
+            left.join(", ")
+        );
+        rollup::summarize(&mut self.status);
+        self.wake(give_up);
+    }
+
+    /// Nothing was injected: says so, and whether the nodes are clean.
+    pub(super) fn nothing_started(&mut self) {
+        self.set(
+            ConditionType::Injected,
+            Is::False,
+            "NotStarted",
+            "nothing was injected",
+        );
+        self.set(
+            ConditionType::Recovered,
+            Is::True,
+            "NothingToUndo",
+            "nothing was injected",
+        );
+        rollup::cleanup(self.observed, &mut self.status, self.now);
+    }
+
+    /// From when on a silent node is no longer waited for: by then its agent or the kernel has
+    /// taken everything back, whether it can say so or not.
+    pub(super) fn give_up_at(&self, ended: Timestamp) -> Timestamp {
+        let bound = ended + self.observed.policy.control_plane_grace;
+        let deadline = self.status.deadline.as_ref().map_or(bound, |t| t.0);
+        bound.min(deadline.max(ended)) + BOUNDS
+    }
+
+    /// Nodes were not heard of until the end.
+    pub(super) fn doubt(&mut self, nodes: &[String]) {
+        let message = format!(
+            "{} did not report within the bound; by the bounds of its agent and kernel nothing is in place there, but nobody has looked",
+            nodes.join(", ")
+        );
+        self.set(
+            ConditionType::Recovered,
+            Is::Unknown,
+            rollup::NOT_REPORTED,
+            &message,
+        );
+        self.set(
+            ConditionType::Clean,
+            Is::Unknown,
+            rollup::NOT_REPORTED,
+            &message,
+        );
+    }
+
+    /// Nodes whose injection still exists and is not known to be over and checked.
+    pub(super) fn nodes_left(&self) -> Vec<String> {
+        let over = |i: &&NodeInjection| {
+            i.status.as_ref().is_some_and(|s| match s.phase {
+                InjectionPhase::Recovered | InjectionPhase::Refused => {
+                    s.audit.as_ref().is_some_and(|a| a.checked_at.is_some())
+                }
+                _ => false,
+            })
+        };
+        self.observed
+            .injections
+            .iter()
+            .filter(|i| !over(i))
+            .map(|i| i.spec.node_name.clone())
+            .collect()
+    }
+}

@@ -1,0 +1,127 @@
+//! The clock runs: pods are killed when due, peers are kept current, reports are rolled up.
+
+use jiff::SignedDuration;
+use windtunnel_crds::{ChaosExperimentStatus, fault::Kind, status::FaultPhase};
+
+use super::{Pass, early_message, patch, stopped_early, trouble};
+use crate::decide::{Action, Change, ending::Ending, kill, plan, rollup};
+
+/// How often the pods of a kill are looked at until they are gone.
+const KILL_POLL: SignedDuration = SignedDuration::from_millis(500);
+
+impl Pass<'_> {
+    pub(super) fn running(&mut self) {
+        if let Some(ending) = stopped_early(&self.observed.experiment, self.observed.stop) {
+            return self.recover(ending, early_message(ending));
+        }
+        let deadline = self.status.deadline.as_ref().map_or(self.now, |t| t.0);
+        if self.now >= deadline {
+            return self.recover(Ending::DeadlineReached, "the deadline has passed");
+        }
+        self.start_nodes();
+        self.kill_pods();
+        self.refresh_peers();
+        rollup::roll_up(self.observed, &mut self.status, self.now);
+        if rollup::is_over(self.observed, &self.status) && self.nodes_left().is_empty() {
+            return self.end(Ending::WindowsClosed, "every window has closed");
+        }
+        self.status.message = progress(&self.status);
+        rollup::summarize(&mut self.status);
+        self.wake(deadline);
+        self.wake_at_edges();
+    }
+
+    /// Lets the clock run on every node that does not know the start yet.
+    pub(super) fn start_nodes(&mut self) {
+        let Some(start) = self.status.start_time.clone() else {
+            return;
+        };
+        let idle = self
+            .observed
+            .injections
+            .iter()
+            .filter(|i| i.spec.start_time.is_none() && !i.spec.abort);
+        let actions: Vec<Action> = idle.map(|i| patch(i, Change::Start(start.0))).collect();
+        self.actions.extend(actions);
+    }
+
+    pub(super) fn kill_pods(&mut self) {
+        for fault in &self.observed.experiment.spec.faults {
+            let Some(Kind::PodKill(settings)) = fault.kind() else {
+                continue;
+            };
+            let Some(status) = self.status.faults.iter_mut().find(|f| f.name == fault.name) else {
+                continue;
+            };
+            let kills = kill::proceed(self.observed, (fault, settings), status, self.now);
+            let active = status.phase == FaultPhase::Active;
+            self.actions.extend(kills.into_iter().map(Action::Kill));
+            if active {
+                self.wake(self.now + KILL_POLL);
+            }
+        }
+    }
+
+    /// Brings the nodes' peers up to date; agents apply each change as one batch.
+    pub(super) fn refresh_peers(&mut self) {
+        for (fault, _) in plan::node_faults(&self.observed.experiment) {
+            let Some(Ok(peers)) = self.observed.peers.get(&fault.name) else {
+                continue;
+            };
+            if let Some(status) = self.status.faults.iter_mut().find(|f| f.name == fault.name) {
+                status.notes.clone_from(&peers.notes);
+            }
+        }
+        let mut actions = Vec::new();
+        for injection in self.observed.injections.iter().filter(|i| !i.spec.abort) {
+            let mut faults = injection.spec.faults.clone();
+            for network in faults
+                .iter_mut()
+                .filter_map(|f| Some((f.name.clone(), f.network.as_mut()?)))
+            {
+                let (name, network) = network;
+                if let (Some(groups), Some(Ok(peers))) =
+                    (&mut network.peers, self.observed.peers.get(&name))
+                {
+                    groups.clone_from(&peers.groups);
+                }
+            }
+            if faults != injection.spec.faults {
+                actions.push(patch(injection, Change::Faults(faults)));
+            }
+        }
+        self.actions.extend(actions);
+    }
+
+    /// The next moment at which a window opens or closes.
+    pub(super) fn wake_at_edges(&mut self) {
+        let Some(start) = self.status.start_time.as_ref().map(|t| t.0) else {
+            return;
+        };
+        for fault in &self.observed.experiment.spec.faults {
+            let begin = plan::at(start, fault.start_after.unwrap_or_default());
+            let end = plan::at(start, plan::window_end(&self.observed.experiment, fault));
+            for edge in [begin, end] {
+                self.wake(edge);
+            }
+        }
+    }
+}
+
+/// The running run in a sentence.
+fn progress(status: &ChaosExperimentStatus) -> String {
+    let names = |phase: FaultPhase| {
+        status
+            .faults
+            .iter()
+            .filter(|f| f.phase == phase)
+            .map(|f| f.name.as_str())
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
+    match (names(FaultPhase::Failed), names(FaultPhase::Active)) {
+        (failed, _) if !failed.is_empty() => trouble(status),
+        (_, active) if !active.is_empty() => format!("active: {active}"),
+        _ => "no window is open".to_owned(),
+    }
+}

@@ -1,0 +1,235 @@
+//! Probes: what tests measure a network with, from inside a pod.
+
+use std::{
+    net::{Ipv6Addr, SocketAddr},
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use serde::Serialize;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream, UdpSocket},
+    time::{MissedTickBehavior, interval, sleep_until, timeout_at},
+};
+
+/// A series of probes.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Settings {
+    /// Where the echo is: address:port or name:port.
+    #[arg(long)]
+    to: String,
+    /// How many packets.
+    #[arg(long, default_value_t = 100)]
+    count: usize,
+    /// Microseconds between two packets.
+    #[arg(long, default_value_t = 50_000)]
+    every_micros: u64,
+    /// How long the last answers are waited for, in milliseconds.
+    #[arg(long, default_value_t = 3_000)]
+    wait_millis: u64,
+    /// Bytes of a packet, 12 at least.
+    #[arg(long, default_value_t = 64)]
+    size: usize,
+}
+
+/// What came back.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Outcome {
+    sent: usize,
+    /// Packets of which at least one answer came.
+    answered: usize,
+    /// Answers beyond the first to a packet.
+    duplicates: usize,
+    /// Answers that came after one to a later packet.
+    reordered: usize,
+    /// Answers that are not what was sent.
+    corrupted: usize,
+    /// Milliseconds to the first answer, by packet; null for none.
+    millis: Vec<Option<f64>>,
+}
+
+/// Sends the probes and prints the outcome.
+pub(crate) async fn probe(settings: Settings) -> anyhow::Result<()> {
+    let Settings {
+        to,
+        count,
+        every_micros,
+        wait_millis,
+        size,
+    } = settings;
+    let to = tokio::net::lookup_host(&to)
+        .await?
+        .next()
+        .with_context(|| format!("{to} has no address"))?;
+    let local = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    let socket = UdpSocket::bind(local).await?;
+    socket.connect(to).await?;
+    let start = Instant::now();
+    let mut ticks = interval(Duration::from_micros(every_micros.max(1)));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
+    let mut series = Series::new(count, size.max(12));
+    let mut buffer = vec![0; 65_536];
+    let mut sent = 0;
+    let mut end = None;
+    loop {
+        let over = end.unwrap_or_else(|| Instant::now() + Duration::from_hours(24));
+        // Cancel-safe: neither a tick nor a packet is lost when the other comes first.
+        tokio::select! {
+            _ = ticks.tick(), if sent < count => {
+                series.sent_at[sent] = Some(start.elapsed());
+                // A full queue or a refusal is a packet that was lost.
+                let _ = socket.send(&series.packet(sent)).await;
+                sent += 1;
+                if sent == count {
+                    end = Some(Instant::now() + Duration::from_millis(wait_millis));
+                }
+            }
+            received = socket.recv(&mut buffer) => {
+                if let Ok(length) = received {
+                    series.receive(&buffer[..length], start.elapsed());
+                }
+                if series.answered == count {
+                    break;
+                }
+            }
+            () = sleep_until(over.into()) => break,
+        }
+    }
+    print(&series.outcome())
+}
+
+struct Series {
+    size: usize,
+    sent_at: Vec<Option<Duration>>,
+    millis: Vec<Option<f64>>,
+    answered: usize,
+    duplicates: usize,
+    reordered: usize,
+    corrupted: usize,
+    last: usize,
+}
+
+impl Series {
+    fn new(count: usize, size: usize) -> Self {
+        Self {
+            size,
+            sent_at: vec![None; count],
+            millis: vec![None; count],
+            answered: 0,
+            duplicates: 0,
+            reordered: 0,
+            corrupted: 0,
+            last: 0,
+        }
+    }
+
+    /// The number of the packet, then bytes that follow from it.
+    fn packet(&self, number: usize) -> Vec<u8> {
+        let mut packet = (number as u64).to_be_bytes().to_vec();
+        packet.extend(
+            (8..self.size).map(|i| u8::try_from((number * 31 + i * 7) % 251).unwrap_or_default()),
+        );
+        packet
+    }
+
+    fn receive(&mut self, packet: &[u8], now: Duration) {
+        let number = packet.first_chunk::<8>().map(|n| u64::from_be_bytes(*n));
+        let number = number
+            .and_then(|n| usize::try_from(n).ok())
+            .filter(|n| *n < self.sent_at.len());
+        let Some((number, sent)) = number.and_then(|n| Some((n, self.sent_at[n]?))) else {
+            self.corrupted += 1;
+            return;
+        };
+        if packet != self.packet(number) {
+            self.corrupted += 1;
+            return;
+        }
+        if self.millis[number].is_some() {
+            self.duplicates += 1;
+            return;
+        }
+        self.millis[number] = Some(now.saturating_sub(sent).as_secs_f64() * 1000.0);
+        self.answered += 1;
+        if number < self.last {
+            self.reordered += 1;
+        }
+        self.last = self.last.max(number);
+    }
+
+    fn outcome(self) -> Outcome {
+        Outcome {
+            sent: self.sent_at.iter().flatten().count(),
+            answered: self.answered,
+            duplicates: self.duplicates,
+            reordered: self.reordered,
+            corrupted: self.corrupted,
+            millis: self.millis,
+        }
+    }
+}
+
+/// Answers each packet with itself.
+pub(crate) async fn echo(port: u16) -> anyhow::Result<()> {
+    let socket = UdpSocket::bind(both(port)).await?;
+    let mut buffer = vec![0; 65_536];
+    loop {
+        let Ok((length, from)) = socket.recv_from(&mut buffer).await else {
+            continue;
+        };
+        // A peer that is gone does not hear it.
+        let _ = socket.send_to(&buffer[..length], from).await;
+    }
+}
+
+/// A stream of bytes.
+#[derive(Clone, Debug, clap::Args)]
+pub(crate) struct Blast {
+    /// Where the sink is: address:port.
+    #[arg(long)]
+    to: SocketAddr,
+    /// For how long, in milliseconds.
+    #[arg(long, default_value_t = 5_000)]
+    millis: u64,
+}
+
+/// Sends as fast as it goes and prints bytes and seconds.
+pub(crate) async fn blast(settings: Blast) -> anyhow::Result<()> {
+    let mut stream = TcpStream::connect(settings.to).await?;
+    let start = Instant::now();
+    let until = start + Duration::from_millis(settings.millis);
+    let chunk = vec![0x5a; 64 * 1024];
+    let mut bytes = 0;
+    while let Ok(Ok(sent)) = timeout_at(until.into(), stream.write(&chunk)).await {
+        bytes += sent;
+    }
+    print(&serde_json::json!({"bytes": bytes, "seconds": start.elapsed().as_secs_f64()}))
+}
+
+/// Takes bytes in and forgets them.
+pub(crate) async fn sink(port: u16) -> anyhow::Result<()> {
+    let listener = TcpListener::bind(both(port)).await?;
+    loop {
+        let (mut stream, _) = listener.accept().await?;
+        tokio::spawn(async move {
+            let mut buffer = vec![0; 256 * 1024];
+            while stream
+                .read(&mut buffer)
+                .await
+                .is_ok_and(|length| length > 0)
+            {}
+        });
+    }
+}
+
+fn both(port: u16) -> SocketAddr {
+    SocketAddr::new(Ipv6Addr::UNSPECIFIED.into(), port)
+}
+
+#[expect(clippy::print_stdout, reason = "the outcome is what the caller reads")]
+fn print(outcome: &impl Serialize) -> anyhow::Result<()> {
+    println!("{}", serde_json::to_string(outcome)?);
+    Ok(())
+}
