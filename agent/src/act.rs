@@ -184,7 +184,7 @@ fn member(node: &Node, entry: &Entry) -> Result<Option<i32>, ActError> {
 }
 
 /// The target's namespace, if any process is in it.
-fn netns(node: &Node, entry: &Entry) -> Result<Option<NetNs>, ActError> {
+pub(crate) fn netns(node: &Node, entry: &Entry) -> Result<Option<NetNs>, ActError> {
     if entry.boot_id != node.boot_id {
         return Ok(None);
     }

@@ -9,6 +9,7 @@ use windtunnel_crds::{
 use windtunnel_runtime::chain;
 
 use crate::{
+    act,
     decide::{Now, Preparation, node_refusal},
     impair::{self, ImpairError},
     kernel::{link::RouteSocket, netns::NetNs},
@@ -109,8 +110,14 @@ fn prepare_target(
         fault: fault.name.clone(),
         pod: target.pod_uid.clone(),
     };
-    if node.journal.entries().contains_key(&key) {
-        return Verdict::Prepared;
+    match node.journal.entries().get(&key).map(|entry| &entry.state) {
+        None => {}
+        Some(State::Prepared) => return Verdict::Prepared,
+        Some(_) => {
+            let message =
+                "what an agent before had begun for this target is still being cleaned up";
+            return Verdict::Refused(("AgentRestarted", message.to_owned()));
+        }
     }
     let Some(network) = &fault.network else {
         return Verdict::Refused((
@@ -292,22 +299,27 @@ fn withdraw(node: &mut Node, key: &Key, netns: &NetNs) {
 
 /// Takes back everything that was prepared for an injection that was refused.
 fn release(node: &mut Node, uid: &str) {
-    let entries: Vec<Entry> = node
-        .journal
-        .entries()
-        .values()
+    let entries = node.journal.entries().values();
+    let prepared: Vec<Entry> = entries
         .filter(|e| e.key.injection == uid && e.state == State::Prepared)
         .cloned()
         .collect();
-    for entry in entries {
-        let pid = crate::kernel::cgroup::pids(&entry.pod_cgroup).unwrap_or_default();
-        let netns = pid.into_iter().find_map(|pid| {
-            let netns = NetNs::of_pid(&node.settings.places.proc, pid).ok()?;
-            (netns.id() == entry.network.netns).then_some(netns)
-        });
-        if let Some(netns) = netns {
-            withdraw(node, &entry.key, &netns);
+    for entry in prepared {
+        undo(node, &entry);
+    }
+}
+
+/// Takes back what was prepared for one target, where its namespace is still there; if it is not,
+/// nothing is left to take back.
+pub(crate) fn undo(node: &mut Node, entry: &Entry) {
+    match act::netns(node, entry) {
+        Ok(Some(netns)) => withdraw(node, &entry.key, &netns),
+        Ok(None) => {
+            if let Err(error) = node.journal.forget(&entry.key) {
+                tracing::warn!(error = chain(&error), "cannot forget a journal entry");
+            }
         }
+        Err(error) => tracing::warn!(error = chain(&error), "cannot look for a target"),
     }
 }
 

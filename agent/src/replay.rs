@@ -16,6 +16,7 @@ use crate::{
     kernel::proc::{ProcError, ProcessId},
     model::{Counts, Ended, Entry, State},
     node::Node,
+    prepare,
 };
 
 /// How long a killed injector may take to be gone.
@@ -34,6 +35,13 @@ pub fn replay(node: &mut Node, now: Now) {
     for entry in open {
         let key = entry.key.clone();
         tracing::info!(?key, "taking back what the agent before had begun");
+        if entry.state == State::Prepared {
+            // It had no effect yet: as if it had never been prepared.
+            prepare::undo(node, &entry);
+        }
+        let Some(entry) = node.journal.entries().get(&key).cloned() else {
+            continue;
+        };
         if let Err(error) = end(node, entry, now) {
             tracing::warn!(error = chain(&error), ?key, "cannot take back a fault");
         }

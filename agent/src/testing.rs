@@ -2,14 +2,18 @@
 
 use std::time::Duration;
 
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use windtunnel_crds::{
-    injection::{ExperimentRef, Impairment, NodeNetworkFault},
+    NodeInjection, NodeInjectionSpec,
+    injection::{ExperimentRef, Impairment, NodeFault, NodeNetworkFault, NodeTarget},
     network::Direction,
+    units::GoDuration,
 };
 
 use crate::{
-    kernel::netns::NetNsId,
-    model::{Entry, FORMAT, Key, NetworkEntry, State},
+    kernel::{self, link::LinkName, netns::NetNsId, nft::Device, qdisc::Netem},
+    model::{Detour, Entry, FORMAT, Key, NetworkEntry, State},
 };
 
 pub(crate) fn key(pod: &str) -> Key {
@@ -17,6 +21,53 @@ pub(crate) fn key(pod: &str) -> Key {
         injection: "inj-uid".to_owned(),
         fault: "slow".to_owned(),
         pod: pod.to_owned(),
+    }
+}
+
+/// An injection of one fault `slow` on some pods, for a minute.
+pub(crate) fn injection(uid: &str, pods: &[&str], network: NodeNetworkFault) -> NodeInjection {
+    let target = |pod: &&str| NodeTarget {
+        pod_name: format!("pod-{pod}"),
+        pod_uid: (*pod).to_owned(),
+        containers: Vec::new(),
+    };
+    let fault = NodeFault {
+        name: "slow".to_owned(),
+        start_after: GoDuration::default(),
+        duration: GoDuration::from_secs(60),
+        targets: pods.iter().map(target).collect(),
+        network: Some(network),
+    };
+    let spec = NodeInjectionSpec {
+        node_name: "node1".to_owned(),
+        experiment: experiment(),
+        duration: GoDuration::from_secs(60),
+        start_time: None,
+        abort: false,
+        dry_run: false,
+        recheck_after: GoDuration::from_secs(600),
+        cluster_dns: Vec::new(),
+        faults: vec![fault],
+    };
+    let mut injection = NodeInjection::new("run-1", spec);
+    injection.metadata.uid = Some(uid.to_owned());
+    injection.metadata.generation = Some(1);
+    injection.metadata.creation_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
+    injection
+}
+
+fn device(name: &str, index: u32) -> Device {
+    Device {
+        name: LinkName::new(name).unwrap(),
+        index,
+    }
+}
+
+fn experiment() -> ExperimentRef {
+    ExperimentRef {
+        namespace: "shop".to_owned(),
+        name: "run".to_owned(),
+        uid: "run-uid".to_owned(),
     }
 }
 
@@ -36,11 +87,7 @@ pub(crate) fn entry(pod: &str) -> Entry {
         boot_id: "boot".to_owned(),
         key: key(pod),
         injection_name: "run-1".to_owned(),
-        experiment: ExperimentRef {
-            namespace: "shop".to_owned(),
-            name: "run".to_owned(),
-            uid: "run-uid".to_owned(),
-        },
+        experiment: experiment(),
         pod_name: format!("pod-{pod}"),
         pod_cgroup: "/sys/fs/cgroup/kubepods/pod".into(),
         recheck_after: Duration::from_mins(10),
@@ -51,7 +98,13 @@ pub(crate) fn entry(pod: &str) -> Entry {
             },
             table: "windtunnel-x".to_owned(),
             priority: 0,
-            detours: Vec::new(),
+            detours: vec![Detour {
+                direction: kernel::nft::Direction::Egress,
+                device: device("eth0", 2),
+                ifb: device("wt0", 3).name,
+                ifb_index: Some(3),
+                netem: Netem::new(1000),
+            }],
             name_servers: Vec::new(),
             drain: Duration::from_secs(1),
         },

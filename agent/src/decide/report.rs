@@ -27,7 +27,7 @@ pub(super) fn advance(
     let known = reported.status.as_ref().or(injection.status.as_ref());
     if known.is_none_or(|known| is_news(known, &status)) {
         let since = reported.pending_since.unwrap_or(now.boot);
-        if in_motion(o, uid) && now.boot < since + HOLD {
+        if in_motion(o, uid, now) && now.boot < since + HOLD {
             return decision.wake(since + HOLD);
         }
         decision.push(Step::Report {
@@ -54,7 +54,7 @@ fn is_news(known: &NodeInjectionStatus, new: &NodeInjectionStatus) -> bool {
 }
 
 /// Something of this injection is between two states.
-fn in_motion(o: &Observed, uid: &str) -> bool {
+fn in_motion(o: &Observed, uid: &str, now: Now) -> bool {
     o.entries
         .values()
         .filter(|e| e.key.injection == uid)
@@ -62,8 +62,16 @@ fn in_motion(o: &Observed, uid: &str) -> bool {
             State::Injecting { .. } => true,
             State::Ended(ended) => ended.checked.is_none(),
             State::Injected { .. } => o.kills.contains_key(&entry.key),
-            State::Prepared => false,
+            State::Prepared => is_due(o, entry, now),
         })
+}
+
+/// A target that is about to be injected.
+fn is_due(o: &Observed, entry: &Entry, now: Now) -> bool {
+    let has_started = o
+        .injection(&entry.key.injection)
+        .is_some_and(|i| i.spec.start_time.is_some());
+    has_started && entry.window.is_none_or(|w| now.boot >= w.begin)
 }
 
 /// Whether there is something to tell at all, for the caller to measure how long it waits.
@@ -120,13 +128,16 @@ fn refused(preparation: &Preparation) -> Option<(String, String)> {
 }
 
 fn phase(injection: &NodeInjection, targets: &[TargetStatus], is_refused: bool) -> InjectionPhase {
-    let over = targets.iter().all(|t| t.state.is_final());
-    match (injection.spec.start_time.is_some(), injection.spec.abort) {
-        _ if is_refused => InjectionPhase::Refused,
-        (_, true) | (true, _) if over => InjectionPhase::Recovered,
-        (true, _) => InjectionPhase::Running,
-        (false, true) => InjectionPhase::Pending,
-        (false, false) => InjectionPhase::Prepared,
+    let is_over = targets.iter().all(|t| t.state.is_final());
+    let has_begun = targets
+        .iter()
+        .any(|t| t.state.is_final() || t.injected_at.is_some());
+    let is_wanted = injection.spec.start_time.is_some() || injection.spec.abort;
+    match () {
+        () if is_refused => InjectionPhase::Refused,
+        () if is_over && is_wanted => InjectionPhase::Recovered,
+        () if has_begun && is_wanted => InjectionPhase::Running,
+        () => InjectionPhase::Prepared,
     }
 }
 

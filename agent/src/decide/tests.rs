@@ -1,1 +1,626 @@
-//! Tables of decisions.
+//! One injection on one node, from what is told and seen to what is done and reported. Steps are
+//! applied to a model of the node as they would be to the real one.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use windtunnel_crds::{
+    NodeInjection, NodeInjectionStatus,
+    injection::{InjectionPhase, TargetState, TargetStatus},
+    residue::ReclaimedBy,
+};
+
+use super::{Decision, Kill, Now, Observed, Preparation, Step, decide};
+use crate::{
+    kernel::{netns::NetNsId, proc::ProcessId},
+    model::{Counts, Entry, Key, State},
+    supervisor::Live,
+    testing::{all_traffic, entry, injection},
+    wire::Order,
+};
+
+const UID: &str = "inj-uid";
+
+struct Sim {
+    o: Observed,
+    now: Now,
+    told: Vec<NodeInjectionStatus>,
+    starts: usize,
+}
+
+impl Sim {
+    fn new(pods: &[&str]) -> Self {
+        let injection = injection(UID, pods, all_traffic());
+        Self {
+            o: Observed {
+                boot_id: "boot".to_owned(),
+                injections: Some([(UID.to_owned(), injection)].into()),
+                stop: Some(false),
+                has_control_plane: true,
+                clock_offset: Some(3),
+                entries: BTreeMap::new(),
+                live: BTreeMap::new(),
+                kills: BTreeMap::new(),
+                deserted: Vec::new(),
+                preparations: BTreeMap::new(),
+                reports: BTreeMap::new(),
+                node_addresses: vec!["10.0.0.1".parse().unwrap()],
+                is_unclean: false,
+            },
+            now: Now {
+                boot: Duration::from_secs(100),
+                wall: "2026-01-01T00:00:00Z".parse().unwrap(),
+            },
+            told: Vec::new(),
+            starts: 0,
+        }
+    }
+
+    /// Prepared, started and injected on every pod.
+    fn injected(pods: &[&str]) -> Self {
+        let mut sim = Self::new(pods);
+        sim.settle();
+        sim.start(0);
+        sim.settle();
+        sim.apply_all();
+        sim.settle();
+        sim
+    }
+
+    fn injection(&mut self) -> &mut NodeInjection {
+        self.o.injections.as_mut().unwrap().get_mut(UID).unwrap()
+    }
+
+    /// The operator starts the run, so many milliseconds from now.
+    fn start(&mut self, millis: i64) {
+        let at = self.now.wall + SignedDuration::from_millis(millis);
+        self.injection().spec.start_time = Some(MicroTime(at));
+    }
+
+    fn advance(&mut self, millis: u64) {
+        self.now.boot += Duration::from_millis(millis);
+        self.now.wall += SignedDuration::from_millis(i64::try_from(millis).unwrap());
+        for live in self.o.live.values_mut().filter(|l| !l.has_exited) {
+            live.heard_at = self.now.boot;
+        }
+    }
+
+    /// Every injector says that its effect was read back.
+    fn apply_all(&mut self) {
+        for live in self.o.live.values_mut() {
+            live.applied_at = Some(self.now.wall);
+        }
+    }
+
+    fn settle(&mut self) {
+        for _ in 0..20 {
+            if self.pass().is_empty() {
+                return;
+            }
+        }
+        panic!("decisions do not come to an end");
+    }
+
+    fn pass(&mut self) -> Vec<Step> {
+        for (uid, injection) in self.o.injections.clone().iter().flatten() {
+            let pending = super::is_report_pending(&self.o, uid, injection);
+            let reported = self.o.reports.entry(uid.clone()).or_default();
+            reported.pending_since = if pending {
+                reported.pending_since.or(Some(self.now.boot))
+            } else {
+                None
+            };
+        }
+        let Decision { steps, .. } = decide(&self.o, self.now);
+        assert_eq!(
+            steps,
+            decide(&self.o, self.now).steps,
+            "equal observations, equal decisions"
+        );
+        for step in &steps {
+            self.perform(step.clone());
+        }
+        steps
+    }
+
+    fn entry(&mut self, key: &Key) -> &mut Entry {
+        self.o.entries.get_mut(key).unwrap()
+    }
+
+    fn perform(&mut self, step: Step) {
+        match step {
+            Step::Prepare { injection } => self.prepare(&injection, &[]),
+            Step::Open { key, window } => self.entry(&key).window = Some(window),
+            Step::Inject { key, table } => self.inject(&key, table),
+            Step::Confirm { key, at } => {
+                let injector = self.entry(&key).injector().unwrap();
+                self.entry(&key).state = State::Injected { injector, at };
+            }
+            Step::Update { key, table } => self.o.live.get_mut(&key).unwrap().order.table = table,
+            Step::Kill { key, why } => {
+                self.o.kills.entry(key.clone()).or_insert(why);
+                self.o.live.get_mut(&key).unwrap().has_exited = true;
+            }
+            Step::End { key, ended } => {
+                self.entry(&key).state = State::Ended(*ended);
+                self.o.live.remove(&key);
+                self.o.kills.remove(&key);
+            }
+            Step::Clean { key } => {
+                let now = self.now;
+                let State::Ended(ended) = &mut self.entry(&key).state else {
+                    panic!("cleaned before its end")
+                };
+                ended.checked = Some((now.wall, now.boot));
+            }
+            Step::Recheck { key } => {
+                let at = self.now.wall;
+                let State::Ended(ended) = &mut self.entry(&key).state else {
+                    panic!("rechecked before its end")
+                };
+                ended.rechecked = Some(at);
+            }
+            Step::Forget { key } => drop(self.o.entries.remove(&key)),
+            Step::Report {
+                injection, status, ..
+            } => {
+                let reported = self.o.reports.entry(injection).or_default();
+                assert_ne!(
+                    reported.status.as_ref(),
+                    Some(&*status),
+                    "nothing is told twice"
+                );
+                reported.status = Some((*status).clone());
+                reported.pending_since = None;
+                self.told.push(*status);
+            }
+        }
+    }
+
+    /// What Prepare does where every target can be injected but those named.
+    fn prepare(&mut self, uid: &str, refused: &[&str]) {
+        let spec = self.injection().clone();
+        let mut verdicts = Vec::new();
+        for target in &spec.spec.faults[0].targets {
+            if refused.contains(&target.pod_uid.as_str()) {
+                verdicts.push(verdict(&target.pod_uid, TargetState::Failed));
+            } else if spec.spec.dry_run {
+                verdicts.push(verdict(&target.pod_uid, TargetState::Prepared));
+            } else {
+                let prepared = Entry {
+                    prepared_at: self.now.boot,
+                    ..entry(&target.pod_uid)
+                };
+                self.o.entries.insert(prepared.key.clone(), prepared);
+            }
+        }
+        if verdicts.iter().any(|v| v.state == TargetState::Failed) {
+            self.o.entries.clear();
+        }
+        let generation = spec.metadata.generation;
+        self.o.preparations.insert(
+            uid.to_owned(),
+            Preparation {
+                generation,
+                verdicts,
+            },
+        );
+    }
+
+    fn inject(&mut self, key: &Key, table: crate::kernel::nft::Table) {
+        self.starts += 1;
+        let now = self.now.boot;
+        let entry = self.entry(key);
+        assert_eq!(entry.state, State::Prepared, "nothing is injected twice");
+        let window = entry.window.unwrap();
+        assert!(window.begin <= now && now < window.end);
+        let process = ProcessId {
+            pid: 7,
+            start_time: 7,
+        };
+        entry.state = State::Injecting {
+            injector: Some(process),
+        };
+        let order = Order {
+            deadline: window.end,
+            netns: NetNsId {
+                device: 4,
+                inode: 1,
+            },
+            pid: 1,
+            table,
+            queues: Vec::new(),
+        };
+        let live = Live {
+            process,
+            order,
+            applied_at: None,
+            failure: None,
+            vanished: None,
+            heard_at: now,
+            counts: Counts::default(),
+            has_exited: false,
+            is_current: true,
+            longest_silence: Duration::ZERO,
+        };
+        self.o.live.insert(key.clone(), live);
+    }
+
+    fn last(&self) -> &NodeInjectionStatus {
+        self.told.last().unwrap()
+    }
+
+    fn target(&self, pod: &str) -> &TargetStatus {
+        self.last()
+            .targets
+            .iter()
+            .find(|t| t.pod_uid == pod)
+            .unwrap()
+    }
+
+    fn live(&mut self, pod: &str) -> &mut Live {
+        self.o.live.get_mut(&crate::testing::key(pod)).unwrap()
+    }
+}
+
+fn verdict(pod: &str, state: TargetState) -> TargetStatus {
+    TargetStatus {
+        fault: "slow".to_owned(),
+        pod_name: format!("pod-{pod}"),
+        pod_uid: pod.to_owned(),
+        state,
+        reason: "LinkKind".to_owned(),
+        message: "no".to_owned(),
+        injected_at: None,
+        reverted_at: None,
+        reclaimed_by: None,
+        matched_packets: None,
+        queue_drops: None,
+    }
+}
+
+#[test]
+fn a_run_is_prepared_injected_recovered_checked_and_checked_again() {
+    let mut sim = Sim::new(&["a", "b"]);
+    sim.settle();
+    assert_eq!(sim.last().phase, InjectionPhase::Prepared);
+    assert_eq!(sim.starts, 0);
+    sim.start(0);
+    sim.settle();
+    assert_eq!(sim.starts, 2);
+    assert_eq!(
+        sim.told.len(),
+        1,
+        "an injector that has not reported is no effect"
+    );
+    sim.apply_all();
+    sim.settle();
+    assert_eq!(sim.last().phase, InjectionPhase::Running);
+    assert!(
+        sim.last()
+            .targets
+            .iter()
+            .all(|t| t.state == TargetState::Injected && t.injected_at.is_some())
+    );
+    sim.advance(59_999);
+    sim.settle();
+    assert!(sim.o.entries.values().all(|e| e.ended().is_none()));
+    sim.advance(1);
+    sim.settle();
+    assert_eq!(sim.last().phase, InjectionPhase::Recovered);
+    assert_eq!(sim.target("a").state, TargetState::Recovered);
+    assert_eq!(sim.target("a").reclaimed_by, Some(ReclaimedBy::Agent));
+    assert!(sim.last().audit.as_ref().unwrap().checked_at.is_some());
+    sim.advance(600_000);
+    sim.settle();
+    assert!(sim.last().audit.as_ref().unwrap().rechecked_at.is_some());
+    assert_eq!(
+        sim.told.len(),
+        4,
+        "Prepared, Injected, Recovered, rechecked"
+    );
+    sim.o.injections.as_mut().unwrap().clear();
+    sim.settle();
+    assert!(sim.o.entries.is_empty());
+}
+
+#[test]
+fn a_window_opens_and_closes_on_the_boot_clock_whatever_the_wall_clock_does() {
+    let mut sim = Sim::new(&["a"]);
+    let fault = &mut sim.injection().spec.faults[0];
+    fault.start_after = windtunnel_crds::units::GoDuration::from_secs(10);
+    fault.duration = windtunnel_crds::units::GoDuration::from_secs(5);
+    sim.settle();
+    sim.start(200);
+    sim.settle();
+    sim.now.wall += SignedDuration::from_hours(5);
+    sim.advance(10_199);
+    sim.settle();
+    assert_eq!(sim.starts, 0);
+    sim.advance(1);
+    sim.settle();
+    assert_eq!(sim.starts, 1);
+    sim.apply_all();
+    sim.now.wall -= SignedDuration::from_hours(9);
+    sim.advance(4_999);
+    sim.settle();
+    assert_eq!(sim.target("a").state, TargetState::Injected);
+    sim.advance(1);
+    sim.settle();
+    assert_eq!(sim.target("a").state, TargetState::Recovered);
+}
+
+#[test]
+fn a_late_node_ends_with_the_others_and_a_very_late_one_does_not_begin() {
+    let mut late = Sim::new(&["a"]);
+    late.settle();
+    late.start(-2_000);
+    late.settle();
+    assert_eq!(
+        late.o.entries.values().next().unwrap().window.unwrap().end,
+        Duration::from_secs(158)
+    );
+    let mut missed = Sim::new(&["a"]);
+    missed.settle();
+    missed.start(-3_001);
+    missed.settle();
+    assert_eq!(missed.starts, 0);
+    assert_eq!(
+        (missed.target("a").state, missed.target("a").reason.as_str()),
+        (TargetState::Failed, "StartMissed")
+    );
+    let mut waited = Sim::new(&["a"]);
+    waited.settle();
+    waited.advance(60_001);
+    waited.start(0);
+    waited.settle();
+    assert_eq!(waited.target("a").reason, "StartMissed");
+}
+
+#[test]
+fn whatever_forbids_a_fault_ends_it_at_once_and_says_why() {
+    type Forbid = fn(&mut Sim);
+    let table: [(Forbid, TargetState, &str); 4] = [
+        (
+            |sim| sim.injection().spec.abort = true,
+            TargetState::Recovered,
+            "Aborted",
+        ),
+        (
+            |sim| sim.o.stop = Some(true),
+            TargetState::Recovered,
+            "EmergencyStop",
+        ),
+        (
+            |sim| sim.o.has_control_plane = false,
+            TargetState::Interrupted,
+            "ControlPlaneLost",
+        ),
+        (
+            |sim| sim.o.deserted = sim.o.entries.keys().cloned().collect(),
+            TargetState::Gone,
+            "TargetGone",
+        ),
+    ];
+    for (forbid, state, reason) in table {
+        let mut sim = Sim::injected(&["a"]);
+        forbid(&mut sim);
+        sim.settle();
+        assert_eq!(
+            (sim.target("a").state, sim.target("a").reason.as_str()),
+            (state, reason)
+        );
+        assert!(sim.target("a").injected_at.is_some());
+        assert!(sim.o.live.is_empty());
+    }
+    let mut withdrawn = Sim::injected(&["a"]);
+    withdrawn.o.injections.as_mut().unwrap().clear();
+    withdrawn.settle();
+    assert!(withdrawn.o.live.is_empty(), "absent means revert");
+    assert_eq!(withdrawn.o.entries.len(), 1, "kept for the recheck");
+}
+
+#[test]
+fn an_injector_that_ends_by_itself_is_told_apart_by_what_ended_it() {
+    type End = fn(&mut Sim);
+    let table: [(End, TargetState, ReclaimedBy, &str); 4] = [
+        (
+            |_| {},
+            TargetState::Interrupted,
+            ReclaimedBy::Kernel,
+            "InjectorDied",
+        ),
+        (
+            |sim| sim.live("a").longest_silence = Duration::from_secs(4),
+            TargetState::Interrupted,
+            ReclaimedBy::InjectorLease,
+            "LeaseExpired",
+        ),
+        (
+            |sim| sim.live("a").vanished = Some("the ifb is gone".to_owned()),
+            TargetState::Interrupted,
+            ReclaimedBy::Kernel,
+            "EffectVanished",
+        ),
+        (
+            |sim| sim.advance(60_000),
+            TargetState::Recovered,
+            ReclaimedBy::Deadline,
+            "",
+        ),
+    ];
+    for (end, state, by, reason) in table {
+        let mut sim = Sim::injected(&["a"]);
+        end(&mut sim);
+        sim.live("a").has_exited = true;
+        sim.settle();
+        let target = sim.target("a");
+        assert_eq!(
+            (target.state, target.reclaimed_by, target.reason.as_str()),
+            (state, Some(by), reason)
+        );
+        assert_eq!(sim.starts, 1, "nothing is injected again");
+    }
+}
+
+#[test]
+fn an_injector_that_cannot_apply_has_failed_and_was_never_injected() {
+    let mut sim = Sim::new(&["a"]);
+    sim.settle();
+    sim.start(0);
+    sim.settle();
+    sim.live("a").failure = Some("no such device".to_owned());
+    sim.live("a").has_exited = true;
+    sim.settle();
+    let target = sim.target("a");
+    assert_eq!(
+        (target.state, target.message.as_str()),
+        (TargetState::Failed, "no such device")
+    );
+    assert!(target.injected_at.is_none());
+}
+
+#[test]
+fn an_injector_that_is_silent_or_lies_is_killed() {
+    let mut silent = Sim::injected(&["a"]);
+    silent.now.boot += Duration::from_secs(3);
+    silent.settle();
+    assert_eq!(silent.target("a").reason, "InjectorSilent");
+    let mut lying = Sim::injected(&["a"]);
+    lying.live("a").vanished = Some("the ifb is gone".to_owned());
+    lying.settle();
+    assert_eq!(
+        (
+            lying.target("a").reason.as_str(),
+            lying.target("a").message.as_str()
+        ),
+        ("EffectVanished", "the ifb is gone")
+    );
+    assert_eq!(lying.target("a").reclaimed_by, Some(ReclaimedBy::Agent));
+}
+
+#[test]
+fn a_kill_is_repeated_until_the_injector_is_gone() {
+    let mut sim = Sim::injected(&["a"]);
+    sim.injection().spec.abort = true;
+    let kill = Step::Kill {
+        key: crate::testing::key("a"),
+        why: Kill::Aborted,
+    };
+    assert_eq!(decide(&sim.o, sim.now).steps, std::slice::from_ref(&kill));
+    sim.o.kills.insert(crate::testing::key("a"), Kill::Aborted);
+    assert_eq!(decide(&sim.o, sim.now).steps[..1], [kill]);
+}
+
+#[test]
+fn one_refused_target_refuses_the_injection_and_nothing_of_it_stays() {
+    let mut sim = Sim::new(&["a", "b"]);
+    sim.prepare(UID, &["b"]);
+    sim.settle();
+    assert_eq!(sim.last().phase, InjectionPhase::Refused);
+    assert_eq!(sim.last().reason, "LinkKind");
+    assert!(sim.last().audit.as_ref().unwrap().checked_at.is_some());
+    sim.start(0);
+    sim.settle();
+    assert_eq!(sim.starts, 0, "even if it were started");
+}
+
+#[test]
+fn a_dry_run_reports_prepared_and_has_no_journal() {
+    let mut sim = Sim::new(&["a"]);
+    sim.injection().spec.dry_run = true;
+    sim.settle();
+    assert_eq!(sim.last().phase, InjectionPhase::Prepared);
+    assert!(sim.o.entries.is_empty());
+}
+
+#[test]
+fn nothing_is_prepared_before_stop_clock_and_control_plane_are_known() {
+    type Hide = fn(&mut Observed);
+    let table: [Hide; 3] = [
+        |o| o.stop = None,
+        |o| o.clock_offset = None,
+        |o| o.has_control_plane = false,
+    ];
+    for hide in table {
+        let mut sim = Sim::new(&["a"]);
+        hide(&mut sim.o);
+        sim.settle();
+        assert!(sim.told.is_empty() && sim.o.entries.is_empty());
+    }
+}
+
+#[test]
+fn new_peers_are_given_once_and_only_when_the_last_were_taken() {
+    use windtunnel_crds::injection::{AddressRange, PeerGroup};
+    let mut sim = Sim::injected(&["a"]);
+    let group = PeerGroup {
+        addresses: Some(vec![AddressRange("10.1.0.0/16".parse().unwrap())]),
+        ports: Vec::new(),
+    };
+    sim.injection().spec.faults[0]
+        .network
+        .as_mut()
+        .unwrap()
+        .peers = Some(vec![group]);
+    sim.live("a").is_current = false;
+    assert!(
+        sim.pass().is_empty(),
+        "the last update is not confirmed yet"
+    );
+    sim.live("a").is_current = true;
+    assert!(matches!(sim.pass()[..], [Step::Update { .. }]));
+    sim.settle();
+}
+
+#[test]
+fn counters_alone_are_no_news() {
+    let mut sim = Sim::injected(&["a"]);
+    let told = sim.told.len();
+    sim.live("a").counts.matched = 99;
+    sim.settle();
+    assert_eq!(sim.told.len(), told);
+    sim.advance(60_000);
+    sim.settle();
+    assert_eq!(
+        sim.target("a").matched_packets,
+        Some(99),
+        "the last count is told at the end"
+    );
+}
+
+#[test]
+fn a_report_waits_a_moment_for_what_is_about_to_follow() {
+    let mut sim = Sim::new(&["a", "b"]);
+    sim.settle();
+    sim.start(0);
+    sim.settle();
+    let told = sim.told.len();
+    sim.live("a").applied_at = Some(Timestamp::UNIX_EPOCH);
+    sim.settle();
+    assert_eq!(sim.told.len(), told, "the other is about to follow");
+    sim.advance(500);
+    sim.settle();
+    assert_eq!(sim.told.len(), told + 1, "but not for ever");
+    assert_eq!(sim.target("a").state, TargetState::Injected);
+    assert_eq!(sim.target("b").state, TargetState::Prepared);
+}
+
+#[test]
+fn a_journal_that_is_gone_is_a_reboot_and_not_a_new_beginning() {
+    let mut sim = Sim::injected(&["a"]);
+    let last = sim.last().clone();
+    sim.injection().status = Some(last);
+    sim.o.entries.clear();
+    sim.o.live.clear();
+    sim.o.preparations.clear();
+    sim.o.reports.clear();
+    sim.settle();
+    assert_eq!(
+        (sim.target("a").state, sim.target("a").reason.as_str()),
+        (TargetState::Interrupted, "NodeRebooted")
+    );
+    assert_eq!(sim.last().phase, InjectionPhase::Recovered);
+    assert_eq!(sim.starts, 1);
+}
