@@ -90,8 +90,13 @@ fn perform(
             }
         }),
         Step::Update { key, table } => Ok(node.supervisor.update(&key, table)?),
-        Step::Kill { key, why } => kill(node, key, why),
+        Step::Kill { key, why } => kill(node, key, why, now),
         Step::End { key, ended } => {
+            node.metrics.count_end(&ended);
+            if let Some(killed_at) = node.killed_at.remove(&key) {
+                let took = now.boot.saturating_sub(killed_at);
+                node.metrics.revert_seconds.observe(took.as_secs_f64());
+            }
             write(node, &key, |entry| entry.state = State::Ended(*ended))?;
             node.supervisor.forget(&key);
             node.kills.remove(&key);
@@ -163,9 +168,15 @@ fn inject(node: &mut Node, key: &Key, table: Table, now: Now) -> Result<(), ActE
     })
 }
 
-fn kill(node: &mut Node, key: Key, why: Kill) -> Result<(), ActError> {
+fn kill(node: &mut Node, key: Key, why: Kill, now: Now) -> Result<(), ActError> {
     node.supervisor.kill(&key)?;
-    node.kills.entry(key).or_insert(why);
+    if !node.kills.contains_key(&key) {
+        if why == Kill::Silent {
+            node.metrics.heartbeats_missed.inc();
+        }
+        node.killed_at.insert(key.clone(), now.boot);
+        node.kills.insert(key, why);
+    }
     Ok(())
 }
 
@@ -231,6 +242,7 @@ fn check(
     };
     let netns = netns(node, &entry)?;
     let found = audit::audit(node, &entry, netns.as_ref());
+    node.metrics.count_residue(&found);
     let by = found
         .iter()
         .any(|r| r.kind == ResidueKind::Process)

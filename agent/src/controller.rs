@@ -17,7 +17,7 @@ use windtunnel_crds::{
     NodeAgentStatus,
     node_agent::{Capability, FaultCounters},
 };
-use windtunnel_runtime::{CancellationToken, Guard};
+use windtunnel_runtime::{CancellationToken, Guard, Pulse};
 
 use crate::{
     act::{self, Report},
@@ -68,12 +68,13 @@ pub struct Controller {
     offset: Offset,
     capabilities: Vec<Capability>,
     kernel: String,
+    pulse: Pulse,
 }
 
 impl Controller {
     /// Takes the node over.
     #[must_use]
-    pub fn new(node: Node, lines: Lines, capabilities: Vec<Capability>) -> Self {
+    pub fn new(node: Node, lines: Lines, capabilities: Vec<Capability>, pulse: Pulse) -> Self {
         let kernel = nix::sys::utsname::uname().map_or_else(
             |_| String::new(),
             |u| u.release().to_string_lossy().into_owned(),
@@ -84,6 +85,7 @@ impl Controller {
             offset: Offset::default(),
             capabilities,
             kernel,
+            pulse,
         }
     }
 
@@ -105,6 +107,7 @@ impl Controller {
                 drop(guards.take());
             }
             self.show();
+            self.pulse.beat();
             self.wait(wait)?;
         }
         Ok(())
@@ -177,6 +180,11 @@ impl Controller {
     /// Brings the agent's view of itself up to date.
     fn show(&self) {
         let residue = self.node.residue();
+        let injectors = self.node.supervisor.alive();
+        self.node
+            .metrics
+            .injectors
+            .set(i64::try_from(injectors).unwrap_or(i64::MAX));
         let available = self.capabilities.iter().filter(|c| c.available);
         let status = NodeAgentStatus {
             heartbeat_time: None,
@@ -188,7 +196,7 @@ impl Controller {
                 .collect::<Vec<_>>()
                 .join(","),
             capabilities: self.capabilities.clone(),
-            injectors: u32::try_from(self.node.supervisor.alive()).unwrap_or(u32::MAX),
+            injectors: u32::try_from(injectors).unwrap_or(u32::MAX),
             clean: residue.iter().all(|r| r.removed),
             residue,
             clock_offset_millis: self.node.known.clock_offset,

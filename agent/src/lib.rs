@@ -15,6 +15,7 @@ pub mod impair;
 pub mod inject;
 pub mod journal;
 pub mod kernel;
+pub mod metrics;
 pub mod model;
 pub mod network;
 pub mod node;

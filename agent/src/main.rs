@@ -10,7 +10,6 @@ use std::{
 
 use clap::Parser as _;
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use prometheus_client::registry::Registry;
 use tokio::sync::{mpsc as tokio_mpsc, watch};
 use windtunnel_agent::{
     api::{self, Inbox, Outbox},
@@ -18,15 +17,20 @@ use windtunnel_agent::{
     controller::{ControlError, Controller, Lines},
     inject,
     kernel::proc::Proc,
+    metrics::Metrics,
     node::{Node, NodeError, Settings},
     probe,
     targets::Places,
 };
 use windtunnel_crds::NodeAgentStatus;
 use windtunnel_runtime::{
-    AdminError, CancellationToken, ClientError, LogFormat, Readiness, chain, client, init_logs,
-    on_signal, serve,
+    Admin, AdminError, CancellationToken, ClientError, LogFormat, Pulse, Readiness, chain, client,
+    init_logs, on_signal, serve,
 };
+
+/// How long the node's thread may stand still before the agent is to be restarted. Its injectors
+/// have died of it long before.
+const STANDSTILL: Duration = Duration::from_secs(15);
 
 #[derive(Debug, thiserror::Error)]
 enum MainError {
@@ -82,7 +86,8 @@ fn start(run: Run) -> Result<(), MainError> {
         },
         grace,
     };
-    let node = Node::new(settings, &run.journal)?;
+    let (metrics, registry) = Metrics::new();
+    let node = Node::new(settings, &run.journal, metrics)?;
     let capabilities = probe::capabilities();
     let wake = Arc::new(
         EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
@@ -92,6 +97,12 @@ fn start(run: Run) -> Result<(), MainError> {
     let (reports, reported) = tokio_mpsc::unbounded_channel();
     let (agent, shown) = watch::channel(NodeAgentStatus::default());
     let readiness = Readiness::default();
+    let pulse = Pulse::new(STANDSTILL);
+    let admin = Admin {
+        readiness: readiness.clone(),
+        pulse: Some(pulse.clone()),
+        metrics: registry.into(),
+    };
     let guards = vec![readiness.block("the API server and the operator")];
     let inbox = Inbox::new(news, wake.clone());
     let outbox = Outbox {
@@ -102,7 +113,7 @@ fn start(run: Run) -> Result<(), MainError> {
     let api_side = ApiSide {
         run,
         grace,
-        readiness,
+        admin,
         shutdown: shutdown.clone(),
     };
     let api = thread::Builder::new()
@@ -115,7 +126,7 @@ fn start(run: Run) -> Result<(), MainError> {
         reports,
         agent,
     };
-    Controller::new(node, lines, capabilities).run(guards, &shutdown)?;
+    Controller::new(node, lines, capabilities, pulse).run(guards, &shutdown)?;
     // It has cancelled the token, or seen it cancelled: it is ending.
     api.join().unwrap_or(Err(MainError::Ended))
 }
@@ -124,7 +135,7 @@ fn start(run: Run) -> Result<(), MainError> {
 struct ApiSide {
     run: Run,
     grace: Duration,
-    readiness: Readiness,
+    admin: Admin,
     shutdown: CancellationToken,
 }
 
@@ -142,12 +153,7 @@ impl ApiSide {
 
     async fn serve(self, inbox: Inbox, outbox: Outbox) -> Result<(), MainError> {
         let signal = on_signal().map_err(MainError::Start)?;
-        let admin = serve(
-            self.run.admin,
-            self.readiness,
-            Registry::default(),
-            signal.clone(),
-        );
+        let admin = serve(self.run.admin, self.admin, signal.clone());
         let client = client().await?;
         let ids = (self.run.namespace, self.run.node);
         let api = api::run(client, ids, self.grace, inbox, outbox);

@@ -22,6 +22,7 @@ use crate::{
         netns::{NetNs, NetNsError},
         proc::{Proc, ProcError, boottime},
     },
+    metrics::Metrics,
     model::{Key, State},
     supervisor::Supervisor,
     targets::{Places, is_deserted},
@@ -66,6 +67,9 @@ pub struct Node {
     pub(crate) preparations: BTreeMap<String, Preparation>,
     pub(crate) reports: BTreeMap<String, Reported>,
     pub(crate) set_aside: Vec<SetAside>,
+    pub(crate) metrics: Metrics,
+    /// When injectors were first killed, on the boot clock.
+    pub(crate) killed_at: BTreeMap<Key, Duration>,
     addresses: Vec<IpAddr>,
     /// Since when targets have had no process, on the boot clock.
     deserted: BTreeMap<Key, Duration>,
@@ -77,7 +81,7 @@ impl Node {
     ///
     /// # Errors
     /// Where the journal or the boot id cannot be read.
-    pub fn new(settings: Settings, directory: &Path) -> Result<Self, NodeError> {
+    pub fn new(settings: Settings, directory: &Path, metrics: Metrics) -> Result<Self, NodeError> {
         let (journal, set_aside) = Journal::open(directory)?;
         for file in &set_aside {
             tracing::warn!(
@@ -96,6 +100,8 @@ impl Node {
             preparations: BTreeMap::new(),
             reports: BTreeMap::new(),
             set_aside,
+            metrics,
+            killed_at: BTreeMap::new(),
             addresses: Vec::new(),
             deserted: BTreeMap::new(),
             looked_at: None,

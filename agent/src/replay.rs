@@ -42,6 +42,7 @@ pub fn replay(node: &mut Node, now: Now) {
         let Some(entry) = node.journal.entries().get(&key).cloned() else {
             continue;
         };
+        node.metrics.journal_replays.inc();
         if let Err(error) = end(node, entry, now) {
             tracing::warn!(error = chain(&error), ?key, "cannot take back a fault");
         }

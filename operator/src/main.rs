@@ -5,7 +5,8 @@ use std::{process::ExitCode, time::Duration};
 use clap::Parser as _;
 use windtunnel_operator::{Args, Cli, Command, RunError, metrics, run_with, uninstall};
 use windtunnel_runtime::{
-    AdminError, ClientError, LogFormat, Readiness, chain, client, init_logs, on_signal, serve,
+    Admin, AdminError, ClientError, LogFormat, Readiness, chain, client, init_logs, on_signal,
+    serve,
 };
 
 #[derive(Debug, thiserror::Error)]
@@ -53,7 +54,12 @@ async fn start(args: Args) -> Result<(), MainError> {
     let shutdown = on_signal().map_err(MainError::Signals)?;
     let (metrics, registry) = metrics();
     let readiness = Readiness::default();
-    let admin = serve(args.admin, readiness.clone(), registry, shutdown.clone());
+    let admin = Admin {
+        readiness: readiness.clone(),
+        pulse: None,
+        metrics: registry.into(),
+    };
+    let admin = serve(args.admin, admin, shutdown.clone());
     let client = client().await?;
     let operator = run_with(args, client, (readiness, metrics), shutdown);
     // Cancel-safe: whichever ends first ends the process.

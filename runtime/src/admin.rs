@@ -8,7 +8,7 @@ use thiserror::Error;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use crate::Readiness;
+use crate::{Pulse, Readiness};
 
 /// Why the admin port is not served.
 #[derive(Debug, Error)]
@@ -27,10 +27,15 @@ pub enum AdminError {
     Serve(#[source] std::io::Error),
 }
 
+/// What the admin port shows.
 #[derive(Clone, Debug)]
-struct Admin {
-    readiness: Readiness,
-    metrics: Arc<Registry>,
+pub struct Admin {
+    /// What the process still waits for.
+    pub readiness: Readiness,
+    /// The loop that matters, if it is not this server's own.
+    pub pulse: Option<Pulse>,
+    /// The metrics.
+    pub metrics: Arc<Registry>,
 }
 
 /// Serves `/livez`, `/readyz` and `/metrics` on `address` until `shutdown`.
@@ -39,25 +44,32 @@ struct Admin {
 /// [`AdminError`] where the address cannot be bound or the server fails.
 pub async fn serve(
     address: SocketAddr,
-    readiness: Readiness,
-    metrics: Registry,
+    admin: Admin,
     shutdown: CancellationToken,
 ) -> Result<(), AdminError> {
     let listener = TcpListener::bind(address)
         .await
         .map_err(|source| AdminError::Listen { address, source })?;
     let router = Router::new()
-        .route("/livez", get(|| async { "ok\n" }))
+        .route("/livez", get(livez))
         .route("/readyz", get(readyz))
         .route("/metrics", get(scrape))
-        .with_state(Admin {
-            readiness,
-            metrics: Arc::new(metrics),
-        });
+        .with_state(admin);
     axum::serve(listener, router)
         .with_graceful_shutdown(shutdown.cancelled_owned())
         .await
         .map_err(AdminError::Serve)
+}
+
+async fn livez(State(admin): State<Admin>) -> (StatusCode, &'static str) {
+    if admin.pulse.is_none_or(|pulse| pulse.is_live()) {
+        (StatusCode::OK, "ok\n")
+    } else {
+        (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the main loop stands still\n",
+        )
+    }
 }
 
 async fn readyz(State(admin): State<Admin>) -> (StatusCode, String) {

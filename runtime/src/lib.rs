@@ -3,13 +3,15 @@
 
 mod admin;
 mod client;
+mod pulse;
 mod readiness;
 mod report;
 mod shutdown;
 mod telemetry;
 
-pub use admin::{AdminError, serve};
+pub use admin::{Admin, AdminError, serve};
 pub use client::{ClientError, client};
+pub use pulse::Pulse;
 pub use readiness::{Guard, Readiness};
 pub use report::chain;
 pub use shutdown::on_signal;

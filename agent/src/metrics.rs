@@ -1,0 +1,121 @@
+//! What the agent counts.
+
+use prometheus_client::{
+    encoding::EncodeLabelSet,
+    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
+    registry::Registry,
+};
+use windtunnel_crds::{
+    injection::TargetState,
+    residue::{ReclaimedBy, Residue},
+};
+
+use crate::model::Ended;
+
+/// How a fault on a target ended.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct End {
+    /// `Recovered`, `Failed`, `Interrupted` or `Gone`.
+    pub outcome: &'static str,
+    /// What took it back: `Agent`, `Kernel`, `InjectorLease`, `Journal`, `Deadline`; or `None`.
+    pub reclaimed_by: &'static str,
+}
+
+/// What became of residue.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct Found {
+    /// Whether it was removed: `true` or `false`.
+    pub removed: &'static str,
+}
+
+/// The agent's metrics.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    /// Injector processes alive.
+    pub injectors: Gauge,
+    /// Faults on targets that have ended.
+    pub ended: Family<End, Counter>,
+    /// Seconds from the decision to end a fault until its injector was seen to be gone.
+    pub revert_seconds: Histogram,
+    /// Injectors that were killed because they were silent.
+    pub heartbeats_missed: Counter,
+    /// Faults that a new agent took back from the journal of the one before.
+    pub journal_replays: Counter,
+    /// What audits found.
+    pub residue: Family<Found, Counter>,
+}
+
+impl Metrics {
+    /// Metrics, and the registry that shows them.
+    #[must_use]
+    pub fn new() -> (Self, Registry) {
+        let metrics = Self {
+            injectors: Gauge::default(),
+            ended: Family::default(),
+            revert_seconds: Histogram::new([0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 3.0]),
+            heartbeats_missed: Counter::default(),
+            journal_replays: Counter::default(),
+            residue: Family::default(),
+        };
+        let mut registry = Registry::with_prefix("windtunnel_agent");
+        registry.register(
+            "injectors",
+            "Injector processes alive",
+            metrics.injectors.clone(),
+        );
+        registry.register(
+            "faults_ended",
+            "Faults on targets that have ended",
+            metrics.ended.clone(),
+        );
+        registry.register(
+            "revert_seconds",
+            "Seconds from the decision to end a fault until its injector was gone",
+            metrics.revert_seconds.clone(),
+        );
+        registry.register(
+            "heartbeats_missed",
+            "Injectors that were killed because they were silent",
+            metrics.heartbeats_missed.clone(),
+        );
+        registry.register(
+            "journal_replays",
+            "Faults that were taken back from the journal",
+            metrics.journal_replays.clone(),
+        );
+        registry.register("residue", "What audits found", metrics.residue.clone());
+        (metrics, registry)
+    }
+
+    /// A fault on a target has ended.
+    pub fn count_end(&self, ended: &Ended) {
+        let outcome = match ended.outcome {
+            TargetState::Recovered => "Recovered",
+            TargetState::Failed => "Failed",
+            TargetState::Interrupted => "Interrupted",
+            _ => "Gone",
+        };
+        let reclaimed_by = match ended.reclaimed_by {
+            Some(ReclaimedBy::Agent) => "Agent",
+            Some(ReclaimedBy::Kernel) => "Kernel",
+            Some(ReclaimedBy::InjectorLease) => "InjectorLease",
+            Some(ReclaimedBy::Journal) => "Journal",
+            Some(ReclaimedBy::Deadline) => "Deadline",
+            None => "None",
+        };
+        self.ended
+            .get_or_create(&End {
+                outcome,
+                reclaimed_by,
+            })
+            .inc();
+    }
+
+    /// An audit has found something.
+    pub fn count_residue(&self, found: &[Residue]) {
+        for residue in found {
+            let removed = if residue.removed { "true" } else { "false" };
+            self.residue.get_or_create(&Found { removed }).inc();
+        }
+    }
+}
