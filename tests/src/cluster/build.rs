@@ -1,0 +1,50 @@
+//! The parts of the cluster, each built from sources and cached by the hash of its inputs.
+//!
+//! What they are built from is in the tree under `tests/cluster`, and compiled into this program.
+
+mod images;
+mod kubernetes;
+mod node_kernel;
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::Result;
+
+use super::Cache;
+use super::debian;
+use super::guardian::Parts;
+use super::progress::output;
+
+/// Everything that a cluster runs.
+///
+/// # Errors
+/// When something has to be built and that fails.
+pub fn all(cache: &Cache) -> Result<Parts> {
+    debian::ensure_installed(&debian::RUN)?;
+    let kernel = kernel(cache)?;
+    let programs = kubernetes::build(cache)?;
+    let images = images::build(cache, &programs)?;
+    Ok(Parts {
+        kernel,
+        kubernetes: programs.join("kubernetes"),
+        helm: programs.join("helm"),
+        images: images.join("base.tar"),
+        probe: images.join("probe.tar"),
+    })
+}
+
+/// The user-mode kernel of the nodes.
+///
+/// # Errors
+/// When it has to be built and that fails.
+pub fn kernel(cache: &Cache) -> Result<PathBuf> {
+    node_kernel::build(cache)
+}
+
+/// The C compiler, as it names itself.
+fn compiler() -> Result<String> {
+    debian::ensure_installed(&["gcc"])?;
+    let text = output(Command::new("gcc").arg("--version"))?;
+    Ok(text.lines().next().unwrap_or_default().to_owned())
+}

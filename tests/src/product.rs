@@ -1,0 +1,14 @@
+//! windtunnel itself on a cluster: built, put into images, installed with its chart, and the sample
+//! that faults are shown on.
+//!
+//! Knows the harness and the product; holds no test and no judgement.
+
+mod build;
+mod install;
+mod run;
+mod sample;
+
+pub use build::{Profile, images};
+pub use install::{Installation, NAMESPACE};
+pub use run::{Run, experiment};
+pub use sample::{Reading, Sample};
