@@ -57,7 +57,6 @@ use crate::{
         priority = 1
     )
 )]
-#[cfg_attr(test, kube(cel))]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = fits_the_run())]
 #[x_kube(validation = unchanged("duration"), validation = unchanged_if_any("seed"))]

@@ -14,8 +14,6 @@
     reason = "doc comments are read with `kubectl explain`"
 )]
 
-#[cfg(test)]
-mod cases;
 pub mod conditions;
 pub mod experiment;
 pub mod fault;

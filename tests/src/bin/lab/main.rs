@@ -2,6 +2,7 @@
 //!
 //! Parses, calls the harness, prints. One module per group of sub-commands.
 
+mod check;
 mod demo;
 mod lifecycle;
 mod parts;
@@ -41,6 +42,8 @@ enum Command {
     #[command(flatten)]
     Demo(demo::Command),
     #[command(flatten)]
+    Check(check::Command),
+    #[command(flatten)]
     Tools(tools::Command),
     #[command(flatten)]
     Parts(parts::Command),
@@ -69,6 +72,7 @@ fn run(name: &str, command: Command) -> Result<ExitCode> {
     match command {
         Command::Lifecycle(command) => lifecycle::run(name, &command)?,
         Command::Demo(command) => demo::run(name, &command)?,
+        Command::Check(command) => check::run(&command)?,
         Command::Tools(command) => return tools::run(name, command),
         Command::Parts(command) => return parts::run(name, command),
         Command::Vm(arguments) => return vm::run(arguments),

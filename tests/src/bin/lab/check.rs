@@ -1,0 +1,157 @@
+//! `lab test`, `lab generate`: all tests, each where it belongs.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command as Process, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use serde_json::Value;
+use windtunnel_tests::cluster::vm;
+
+use crate::print;
+
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum Command {
+    /// Run all tests: pure ones here, privileged ones on a kernel of their own, the others on a
+    /// cluster
+    Test {
+        /// Only these
+        #[arg(long)]
+        only: Option<Kind>,
+        /// Passed on to the test programs: names to select, and their options
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
+    /// Write the generated files anew: the YAML of the custom resources
+    Generate,
+}
+
+/// Where tests run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Kind {
+    /// Anywhere.
+    Unit,
+    /// As root, on a kernel of their own.
+    Kernel,
+    /// On the embedded cluster.
+    Cluster,
+}
+
+pub(crate) fn run(command: &Command) -> Result<()> {
+    match command {
+        Command::Generate => cargo(&[
+            "run",
+            "--quiet",
+            "--package",
+            "windtunnel-crds",
+            "--features",
+            "crdgen",
+            "--bin",
+            "crdgen",
+        ]),
+        Command::Test { only, arguments } => {
+            let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+            for kind in [Kind::Unit, Kind::Kernel, Kind::Cluster] {
+                if only.is_none_or(|only| only == kind) {
+                    test(kind, &arguments)?;
+                }
+            }
+            Ok(())
+        }
+    }
+}
+
+fn test(kind: Kind, arguments: &[&str]) -> Result<()> {
+    let start = Instant::now();
+    match kind {
+        Kind::Unit => unit(arguments)?,
+        Kind::Kernel => kernel(arguments)?,
+        Kind::Cluster => cluster(arguments)?,
+    }
+    print::line(&format!(
+        "{kind:?} tests passed in {:.0} s",
+        start.elapsed().as_secs_f64()
+    ));
+    Ok(())
+}
+
+fn unit(arguments: &[&str]) -> Result<()> {
+    let mut all = vec!["test", "--quiet", "--workspace", "--"];
+    all.extend(arguments);
+    cargo(&all)
+}
+
+/// The privileged tests, on a kernel that has everything a node may have.
+fn kernel(arguments: &[&str]) -> Result<()> {
+    let program = test_program("windtunnel-agent", "kernel")?;
+    let mut argv = vec![
+        program
+            .to_str()
+            .context("the test program's path is not text")?,
+    ];
+    argv.extend(arguments);
+    let status = vm::run(&argv)?;
+    if !status.success() {
+        bail!("the privileged tests failed: {status}");
+    }
+    Ok(())
+}
+
+fn cluster(arguments: &[&str]) -> Result<()> {
+    let mut all = vec![
+        "test",
+        "--quiet",
+        "--package",
+        "windtunnel-tests",
+        "--test",
+        "cluster",
+        "--",
+    ];
+    all.extend(arguments);
+    cargo(&all)
+}
+
+/// Builds a test program and says where it is.
+fn test_program(package: &str, test: &str) -> Result<PathBuf> {
+    let output = cargo_command(&[
+        "test",
+        "--no-run",
+        "--package",
+        package,
+        "--test",
+        test,
+        "--message-format=json-render-diagnostics",
+    ])
+    .stderr(Stdio::inherit())
+    .output()
+    .context("run cargo")?;
+    if !output.status.success() {
+        bail!("cargo could not build test {test} of {package}");
+    }
+    let messages = output
+        .stdout
+        .split(|byte| *byte == b'\n')
+        .filter_map(|line| serde_json::from_slice::<Value>(line).ok());
+    let mut programs =
+        messages.filter(|m| m["target"]["name"] == test && m["profile"]["test"] == true);
+    let program = programs.find_map(|m| m["executable"].as_str().map(PathBuf::from));
+    program.with_context(|| format!("cargo built no test {test} of {package}"))
+}
+
+fn cargo(arguments: &[&str]) -> Result<()> {
+    let status = cargo_command(arguments).status().context("run cargo")?;
+    if !status.success() {
+        bail!("cargo {} failed", arguments.join(" "));
+    }
+    Ok(())
+}
+
+fn cargo_command(arguments: &[&str]) -> Process {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Process::new(cargo);
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
+    command
+        .current_dir(root.unwrap_or(Path::new(".")))
+        .args(arguments);
+    command
+}
