@@ -66,10 +66,9 @@ fn programs(profile: Profile) -> Result<BTreeMap<String, PathBuf>> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command.current_dir(env!("CARGO_MANIFEST_DIR"));
-    command.args(["build", "--message-format=json-render-diagnostics"]);
-    for (package, _) in PROGRAMS {
-        command.args(["--package", package]);
-    }
+    // All of them: what is built for the tests is built the same way.
+    command.args(["build", "--workspace", "--bins"]);
+    command.arg("--message-format=json-render-diagnostics");
     if profile == Profile::Release {
         command.arg("--release");
     }

@@ -97,18 +97,22 @@ fn kernel(arguments: &[&str]) -> Result<()> {
     Ok(())
 }
 
+/// The harness's own tests, then the product's.
 fn cluster(arguments: &[&str]) -> Result<()> {
-    let mut all = vec![
-        "test",
-        "--quiet",
-        "--package",
-        "windtunnel-tests",
-        "--test",
-        "cluster",
-        "--",
-    ];
-    all.extend(arguments);
-    cargo(&all)
+    for test in ["cluster", "product"] {
+        let mut all = vec![
+            "test",
+            "--quiet",
+            "--package",
+            "windtunnel-tests",
+            "--test",
+            test,
+            "--",
+        ];
+        all.extend(arguments);
+        cargo(&all)?;
+    }
+    Ok(())
 }
 
 /// Builds a test program and says where it is.

@@ -1,0 +1,73 @@
+//! Tests of windtunnel on a real cluster. One cluster serves all of them: the running one named by
+//! `WINDTUNNEL_LAB_NAME`, else `default`; if there is none, one is started and ends with this
+//! program. Tests that leave everybody else's pods, agents and nodes alone run beside each other,
+//! each in a namespace of its own; then the others run one after the other.
+
+mod product {
+    pub(crate) mod network;
+    pub(crate) mod stage;
+}
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use libtest_mimic::{Arguments, Conclusion, Trial};
+
+use product::network;
+use product::stage::Stage;
+
+type Test = fn(&Stage) -> Result<()>;
+
+/// How many tests run beside each other.
+const BESIDE: usize = 4;
+
+/// Tests that touch only what is in their own namespace.
+const GENTLE: &[(&str, Test)] = &[("delay_is_there_and_gone", network::delay_is_there_and_gone)];
+
+/// Tests that take agents, the operator, nodes or the control plane down.
+const ROUGH: &[(&str, Test)] = &[];
+
+fn main() -> ExitCode {
+    let arguments = Arguments::from_args();
+    let stage = if arguments.list {
+        Ok(None)
+    } else {
+        Stage::set().map(|stage| Some(Arc::new(stage)))
+    };
+    let stage = match stage {
+        Ok(stage) => stage,
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "no stage to test on: {error:#}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let gentle = run(&arguments, GENTLE, BESIDE, stage.as_ref());
+    let rough = run(&arguments, ROUGH, 1, stage.as_ref());
+    if gentle.has_failed() || rough.has_failed() {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    }
+}
+
+fn run(
+    arguments: &Arguments,
+    tests: &[(&'static str, Test)],
+    threads: usize,
+    stage: Option<&Arc<Stage>>,
+) -> Conclusion {
+    let mut arguments = arguments.clone();
+    arguments.test_threads.get_or_insert(threads);
+    let trials = tests.iter().map(|&(name, test)| {
+        let stage = stage.cloned();
+        Trial::test(name, move || {
+            let stage = stage
+                .context("no stage")
+                .map_err(|error| error.to_string())?;
+            test(&stage).map_err(|error| format!("{error:#}").into())
+        })
+    });
+    libtest_mimic::run(&arguments, trials.collect())
+}

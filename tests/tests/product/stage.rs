@@ -1,0 +1,394 @@
+//! What product tests stand on: a cluster with windtunnel installed, and namespaces with pods that
+//! can measure the network from inside.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
+use serde_json::Value;
+use windtunnel_tests::cluster::poll::until;
+use windtunnel_tests::cluster::{Cluster, success};
+use windtunnel_tests::product::{Installation, Profile, Run};
+
+/// How long pods may take to be ready, or to be gone.
+const BOUND: Duration = Duration::from_mins(1);
+/// The port of `sample echo`.
+pub(crate) const ECHO: u16 = 7;
+
+/// The cluster, with windtunnel on it.
+pub(crate) struct Stage {
+    pub(crate) cluster: &'static Cluster,
+    pub(crate) windtunnel: Installation<'static>,
+}
+
+/// A namespace of one test; it goes with this value.
+pub(crate) struct Space<'a> {
+    pub(crate) stage: &'a Stage,
+    pub(crate) name: String,
+}
+
+/// A pod to be made.
+#[derive(Debug, Clone)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) name: &'a str,
+    /// The label `app`.
+    pub(crate) app: &'a str,
+    pub(crate) node: &'a str,
+    /// Arguments of the sample program.
+    pub(crate) args: &'a [&'a str],
+}
+
+/// A ready pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Pod {
+    pub(crate) name: String,
+    pub(crate) uid: String,
+    pub(crate) node: String,
+    pub(crate) v4: String,
+    pub(crate) v6: String,
+}
+
+/// What a series of probes saw.
+#[derive(Debug, Clone, Deserialize)]
+pub(crate) struct Outcome {
+    pub(crate) sent: usize,
+    pub(crate) answered: usize,
+    pub(crate) duplicates: usize,
+    pub(crate) reordered: usize,
+    pub(crate) corrupted: usize,
+    /// By packet; null for one without an answer.
+    pub(crate) millis: Vec<Option<f64>>,
+}
+
+impl Outcome {
+    /// Of the packets that were answered.
+    pub(crate) fn answered_millis(&self) -> Vec<f64> {
+        self.millis.iter().copied().flatten().collect()
+    }
+
+    pub(crate) fn mean(&self) -> f64 {
+        let all = self.answered_millis();
+        all.iter().sum::<f64>() / all.len() as f64
+    }
+
+    pub(crate) fn min(&self) -> f64 {
+        self.answered_millis()
+            .into_iter()
+            .fold(f64::INFINITY, f64::min)
+    }
+
+    pub(crate) fn max(&self) -> f64 {
+        self.answered_millis().into_iter().fold(0.0, f64::max)
+    }
+
+    /// The share without an answer.
+    pub(crate) fn loss(&self) -> f64 {
+        1.0 - self.answered as f64 / self.sent as f64
+    }
+}
+
+impl Stage {
+    /// The running cluster, or a new one, with what is in this checkout on it.
+    pub(crate) fn set() -> Result<Self> {
+        let cluster = Cluster::attach_or_start()?;
+        cluster.enter()?;
+        // It ends with the process.
+        let cluster: &'static Cluster = Box::leak(Box::new(cluster));
+        let windtunnel = Installation::load(cluster, Profile::Dev)?;
+        windtunnel.install(&[])?;
+        Ok(Self {
+            cluster,
+            windtunnel,
+        })
+    }
+
+    /// A namespace of its own for a test.
+    pub(crate) fn space(&self, test: &str) -> Result<Space<'_>> {
+        let name = test.replace('_', "-");
+        let name = format!(
+            "t-{}",
+            name.chars()
+                .take(50)
+                .collect::<String>()
+                .trim_end_matches('-')
+        );
+        self.cluster.apply(&format!(
+            "{{apiVersion: v1, kind: Namespace, metadata: {{name: {name}}}}}"
+        ))?;
+        Ok(Space { stage: self, name })
+    }
+
+    /// Runs a program in the network namespace of a pod, on its node; what it wrote.
+    pub(crate) fn in_netns(&self, pod: &Pod, argv: &[&str]) -> Result<String> {
+        let pid = self.pid(pod)?.to_string();
+        let mut all = vec!["nsenter", "--target", &pid, "--net", "--"];
+        all.extend(argv);
+        self.cluster.node(&pod.node)?.run(&all)?.text()
+    }
+
+    /// The first process of a pod, as its node counts.
+    pub(crate) fn pid(&self, pod: &Pod) -> Result<i32> {
+        let script = format!(
+            "cat /sys/fs/cgroup/kubepods*/pod{0}/*/cgroup.procs /sys/fs/cgroup/kubepods*/*/pod{0}/*/cgroup.procs 2>/dev/null | sort -n | head -1",
+            pod.uid
+        );
+        let text = self
+            .cluster
+            .node(&pod.node)?
+            .run(&["sh", "-c", &script])?
+            .text()?;
+        text.trim()
+            .parse()
+            .with_context(|| format!("no process of {}: {text:?}", pod.name))
+    }
+
+    /// Everything of a pod's network that a fault could change: links, queueing disciplines, tables,
+    /// addresses and routes, without counters and times.
+    pub(crate) fn snapshot(&self, pod: &Pod) -> Result<String> {
+        let mut all = String::new();
+        for argv in [
+            &["ip", "-d", "link"][..],
+            &["ip", "address"],
+            &["ip", "route"],
+            &["ip", "-6", "route"],
+            &["tc", "qdisc"],
+            &["nft", "-s", "list", "ruleset"],
+        ] {
+            all.push_str(&self.in_netns(pod, argv)?);
+        }
+        Ok(all)
+    }
+
+    /// The pids of the injectors on a node.
+    pub(crate) fn injectors(&self, node: &str) -> Result<Vec<i32>> {
+        // The bracket keeps the pattern from matching the program that looks for it.
+        let found = self
+            .cluster
+            .node(node)?
+            .run(&["sh", "-c", "pgrep -f '^/proc/self/exe [i]nject' || true"])?
+            .text()?;
+        Ok(found
+            .lines()
+            .filter_map(|line| line.trim().parse().ok())
+            .collect())
+    }
+
+    /// The pid of the agent on a node.
+    pub(crate) fn agent(&self, node: &str) -> Result<i32> {
+        let found = self
+            .cluster
+            .node(node)?
+            .run(&["sh", "-c", "pgrep -o -f '^/windtunnel-agent [r]un'"])?
+            .text()?;
+        found
+            .trim()
+            .parse()
+            .with_context(|| format!("no agent on {node}"))
+    }
+}
+
+impl<'a> Space<'a> {
+    /// Makes pods and waits until all are ready.
+    pub(crate) fn pods(&self, wanted: &[Wanted<'_>]) -> Result<Vec<Pod>> {
+        let tag = &self.stage.windtunnel.images.tag;
+        for Wanted {
+            name,
+            app,
+            node,
+            args,
+        } in wanted
+        {
+            let args = serde_json::to_string(args)?;
+            self.stage.cluster.apply(&format!(
+                "
+apiVersion: v1
+kind: Pod
+metadata: {{name: {name}, namespace: {space}, labels: {{app: {app}}}}}
+spec:
+  nodeName: {node}
+  terminationGracePeriodSeconds: 0
+  containers:
+  - {{name: sample, image: 'windtunnel/sample:{tag}', imagePullPolicy: Never, args: {args}}}
+",
+                space = self.name
+            ))?;
+        }
+        wanted.iter().map(|w| self.ready(w.name)).collect()
+    }
+
+    /// Two echoes and a client: `client` on node1, `echo` on node2 behind the Service `echo` (port 77),
+    /// `other` on node2 as well.
+    pub(crate) fn client_and_echoes(&self) -> Result<(Pod, Pod, Pod)> {
+        let mut pods = self.pods(&[
+            Wanted {
+                name: "client",
+                app: "client",
+                node: "node1",
+                args: &["idle"],
+            },
+            Wanted {
+                name: "echo",
+                app: "echo",
+                node: "node2",
+                args: &["echo"],
+            },
+            Wanted {
+                name: "other",
+                app: "other",
+                node: "node2",
+                args: &["echo"],
+            },
+        ])?;
+        self.stage.cluster.apply(&format!(
+            "
+apiVersion: v1
+kind: Service
+metadata: {{name: echo, namespace: {}}}
+spec:
+  ipFamilyPolicy: RequireDualStack
+  selector: {{app: echo}}
+  ports: [{{protocol: UDP, port: 77, targetPort: {ECHO}}}]
+",
+            self.name
+        ))?;
+        let (other, echo, client) = (pods.pop(), pods.pop(), pods.pop());
+        Ok((
+            client.context("no client")?,
+            echo.context("no echo")?,
+            other.context("no other")?,
+        ))
+    }
+
+    /// The pod of this name, once it is ready.
+    pub(crate) fn ready(&self, name: &str) -> Result<Pod> {
+        until(&format!("pod {name} ready"), BOUND, || {
+            let pod = self.stage.cluster.get(&[
+                "pod",
+                name,
+                "--namespace",
+                &self.name,
+                "--ignore-not-found",
+            ])?;
+            Ok(ready(&pod))
+        })
+    }
+
+    /// Pods with a label that are ready and not on their way out.
+    pub(crate) fn ready_with(&self, app: &str) -> Result<Vec<Pod>> {
+        let selector = format!("app={app}");
+        let pods = self.stage.cluster.get(&[
+            "pods",
+            "--namespace",
+            &self.name,
+            "--selector",
+            &selector,
+        ])?;
+        Ok(pods["items"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(ready)
+            .collect())
+    }
+
+    /// The ClusterIPs of a Service, IPv4 and IPv6.
+    pub(crate) fn cluster_ips(&self, service: &str) -> Result<(String, String)> {
+        let service = self
+            .stage
+            .cluster
+            .get(&["service", service, "--namespace", &self.name])?;
+        let ip = |at: usize| {
+            service["spec"]["clusterIPs"][at]
+                .as_str()
+                .map(str::to_owned)
+        };
+        Ok((
+            ip(0).context("no IPv4 ClusterIP")?,
+            ip(1).context("no IPv6 ClusterIP")?,
+        ))
+    }
+
+    /// Sends UDP probes from a pod and says what came back.
+    pub(crate) fn probe(
+        &self,
+        from: &Pod,
+        to: &str,
+        count: usize,
+        every: Duration,
+    ) -> Result<Outcome> {
+        let (count, every) = (count.to_string(), every.as_micros().to_string());
+        let argv = [
+            "/windtunnel-sample",
+            "probe",
+            "--to",
+            to,
+            "--count",
+            &count,
+            "--every-micros",
+            &every,
+        ];
+        let text = self
+            .stage
+            .cluster
+            .pod_exec(&self.name, &from.name, "sample", &argv)?;
+        serde_json::from_str(&text).with_context(|| format!("read the outcome of probes: {text}"))
+    }
+
+    /// Applies an experiment with the YAML of its spec.
+    pub(crate) fn run(&self, name: &str, spec: &str) -> Result<Run<'a>> {
+        Run::apply(self.stage.cluster, &self.name, name, spec)
+    }
+}
+
+/// `address:port` of either family.
+pub(crate) fn at(address: &str, port: u16) -> String {
+    if address.contains(':') {
+        format!("[{address}]:{port}")
+    } else {
+        format!("{address}:{port}")
+    }
+}
+
+fn ready(pod: &Value) -> Option<Pod> {
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let conditions = pod["status"]["conditions"].as_array()?;
+    let is_ready = conditions
+        .iter()
+        .any(|c| c["type"] == "Ready" && c["status"] == "True");
+    if !is_ready || !pod["metadata"]["deletionTimestamp"].is_null() {
+        return None;
+    }
+    Some(Pod {
+        name: text(&pod["metadata"]["name"])?,
+        uid: text(&pod["metadata"]["uid"])?,
+        node: text(&pod["spec"]["nodeName"])?,
+        v4: text(&pod["status"]["podIPs"][0]["ip"])?,
+        v6: text(&pod["status"]["podIPs"][1]["ip"])?,
+    })
+}
+
+impl Drop for Space<'_> {
+    fn drop(&mut self) {
+        // Nobody waits for it: names differ from test to test, and a later run of the same test is
+        // told if the namespace is still ending.
+        let _ = self
+            .stage
+            .cluster
+            .kubectl(&["delete", "namespace", &self.name, "--wait=false"]);
+    }
+}
+
+/// Fails unless `found` is within `share` of `wanted`.
+pub(crate) fn close(what: &str, found: f64, wanted: f64, share: f64) -> Result<()> {
+    ensure!(
+        (found - wanted).abs() <= wanted * share,
+        "{what}: {found:.2} is not within {:.1} % of {wanted:.2}",
+        share * 100.0
+    );
+    Ok(())
+}
+
+/// What kubectl wrote, if it succeeded.
+pub(crate) fn kubectl(stage: &Stage, arguments: &[&str]) -> Result<String> {
+    success(&stage.cluster.kubectl(arguments)?)
+}
