@@ -5,5 +5,6 @@
 //! nothing of chaos: what it offers is a cluster, and hands to kill, cut and restart its parts.
 //! [`product`] puts windtunnel on it.
 
+pub mod cargo;
 pub mod cluster;
 pub mod product;

@@ -3,11 +3,13 @@
 //!
 //! Knows the harness and the product; holds no test and no judgement.
 
+mod beacon;
 mod build;
 mod install;
 mod run;
 mod sample;
 
+pub use beacon::{Beacon, Flight};
 pub use build::{Profile, images};
 pub use install::{Installation, NAMESPACE};
 pub use run::{Run, experiment};

@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
+use crate::cargo::cargo;
 use crate::cluster::{Image, ImageFile, write_archive};
 
 /// How programs are compiled.
@@ -63,9 +64,7 @@ pub fn images(profile: Profile, directory: &Path) -> Result<Images> {
 
 /// The paths of the built programs by package.
 fn programs(profile: Profile) -> Result<BTreeMap<String, PathBuf>> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
-    command.current_dir(env!("CARGO_MANIFEST_DIR"));
+    let mut command = cargo();
     // All of them: what is built for the tests is built the same way.
     command.args(["build", "--workspace", "--bins"]);
     command.arg("--message-format=json-render-diagnostics");

@@ -1,11 +1,12 @@
 //! `lab test`, `lab generate`: all tests, each where it belongs.
 
-use std::path::{Path, PathBuf};
-use std::process::{Command as Process, Stdio};
+use std::path::PathBuf;
+use std::process::Stdio;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
+use windtunnel_tests::cargo::cargo;
 use windtunnel_tests::cluster::vm;
 
 use crate::print;
@@ -39,7 +40,7 @@ pub(crate) enum Kind {
 
 pub(crate) fn run(command: &Command) -> Result<()> {
     match command {
-        Command::Generate => cargo(&[
+        Command::Generate => run_cargo(&[
             "run",
             "--quiet",
             "--package",
@@ -78,7 +79,7 @@ fn test(kind: Kind, arguments: &[&str]) -> Result<()> {
 fn unit(arguments: &[&str]) -> Result<()> {
     let mut all = vec!["test", "--quiet", "--workspace", "--"];
     all.extend(arguments);
-    cargo(&all)
+    run_cargo(&all)
 }
 
 /// The privileged tests, on a kernel that has everything a node may have.
@@ -110,25 +111,26 @@ fn cluster(arguments: &[&str]) -> Result<()> {
             "--",
         ];
         all.extend(arguments);
-        cargo(&all)?;
+        run_cargo(&all)?;
     }
     Ok(())
 }
 
 /// Builds a test program and says where it is.
 fn test_program(package: &str, test: &str) -> Result<PathBuf> {
-    let output = cargo_command(&[
-        "test",
-        "--no-run",
-        "--package",
-        package,
-        "--test",
-        test,
-        "--message-format=json-render-diagnostics",
-    ])
-    .stderr(Stdio::inherit())
-    .output()
-    .context("run cargo")?;
+    let output = cargo()
+        .args([
+            "test",
+            "--no-run",
+            "--package",
+            package,
+            "--test",
+            test,
+            "--message-format=json-render-diagnostics",
+        ])
+        .stderr(Stdio::inherit())
+        .output()
+        .context("run cargo")?;
     if !output.status.success() {
         bail!("cargo could not build test {test} of {package}");
     }
@@ -142,20 +144,10 @@ fn test_program(package: &str, test: &str) -> Result<PathBuf> {
     program.with_context(|| format!("cargo built no test {test} of {package}"))
 }
 
-fn cargo(arguments: &[&str]) -> Result<()> {
-    let status = cargo_command(arguments).status().context("run cargo")?;
+fn run_cargo(arguments: &[&str]) -> Result<()> {
+    let status = cargo().args(arguments).status().context("run cargo")?;
     if !status.success() {
         bail!("cargo {} failed", arguments.join(" "));
     }
     Ok(())
-}
-
-fn cargo_command(arguments: &[&str]) -> Process {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Process::new(cargo);
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent();
-    command
-        .current_dir(root.unwrap_or(Path::new(".")))
-        .args(arguments);
-    command
 }

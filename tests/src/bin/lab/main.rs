@@ -2,6 +2,7 @@
 //!
 //! Parses, calls the harness, prints. One module per group of sub-commands.
 
+mod bench;
 mod check;
 mod demo;
 mod lifecycle;
@@ -47,6 +48,8 @@ enum Command {
     Tools(tools::Command),
     #[command(flatten)]
     Parts(parts::Command),
+    /// Measure the figures that the README gives
+    Bench(bench::Arguments),
     /// Run a command as root on a node kernel of its own, without Kubernetes
     Vm(vm::Arguments),
     /// Roles that the harness starts itself in
@@ -75,6 +78,7 @@ fn run(name: &str, command: Command) -> Result<ExitCode> {
         Command::Check(command) => check::run(&command)?,
         Command::Tools(command) => return tools::run(name, command),
         Command::Parts(command) => return parts::run(name, command),
+        Command::Bench(arguments) => bench::run(name, &arguments)?,
         Command::Vm(arguments) => return vm::run(arguments),
         Command::Internal { role, arguments } => return entry::play(&role, &arguments),
     }

@@ -1,0 +1,87 @@
+//! `lab bench`: the figures that the README gives, measured on the embedded cluster.
+
+mod cost;
+mod speed;
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use windtunnel_tests::cluster::{Cluster, Options, launch};
+use windtunnel_tests::product::{Installation, Profile};
+
+use crate::print;
+
+/// What to measure.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// How often each speed is measured
+    #[arg(long, default_value_t = 50)]
+    runs: usize,
+    /// Build as tests are, not as releases: quicker, and slower
+    #[arg(long)]
+    dev: bool,
+}
+
+pub(crate) fn run(name: &str, arguments: &Arguments) -> Result<()> {
+    let cluster = match Cluster::find(name)? {
+        Some(_) => Cluster::attach(name)?,
+        None => launch(
+            &Options {
+                name: name.to_owned(),
+                ..Options::default()
+            },
+            |_| {},
+        )?,
+    };
+    let profile = if arguments.dev {
+        Profile::Dev
+    } else {
+        Profile::Release
+    };
+    let windtunnel = Installation::load(&cluster, profile)?;
+    windtunnel.install(&["audit.recheckAfter=5s"])?;
+    cluster.enter()?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("start a runtime")?;
+    runtime.block_on(async {
+        let client = cluster.client().await?;
+        print::line(&format!(
+            "{} build, {} runs of each",
+            if arguments.dev { "dev" } else { "release" },
+            arguments.runs
+        ));
+        cost::idle(&cluster, &windtunnel)?;
+        let bed = speed::Bed::make(&cluster, &windtunnel, client).await?;
+        speed::measure(&bed, arguments.runs).await?;
+        cost::writes(&bed).await
+    })
+}
+
+/// A series of measurements.
+#[derive(Debug, Default)]
+pub(crate) struct Series(Vec<Duration>);
+
+impl Series {
+    fn add(&mut self, duration: Duration) {
+        self.0.push(duration);
+    }
+
+    /// A row of a table: median, 99th percentile, and the largest.
+    fn row(&self, what: &str) -> String {
+        let mut all = self.0.clone();
+        all.sort_unstable();
+        let at = |share: usize| {
+            all.get((all.len() * share / 100).min(all.len().saturating_sub(1)))
+                .map_or(0.0, |d| d.as_secs_f64() * 1000.0)
+        };
+        format!(
+            "| {what} | {:.1} | {:.1} | {:.1} | {} |",
+            at(50),
+            at(99),
+            at(100),
+            all.len()
+        )
+    }
+}

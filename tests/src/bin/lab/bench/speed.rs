@@ -1,0 +1,242 @@
+//! How quickly a fault comes and goes, seen by packets of this process.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{Api, DeleteParams, PostParams};
+use kube::{Client, ResourceExt as _};
+use serde_json::json;
+use tokio::time::sleep;
+use windtunnel_crds::ChaosExperiment;
+use windtunnel_tests::cluster::{Cluster, Signal};
+use windtunnel_tests::product::{Beacon, Flight, Installation};
+
+use super::Series;
+use crate::print;
+
+const NAMESPACE: &str = "bench";
+const NODE: &str = "node1";
+/// What the fault adds to a packet's way, and from where on it counts as delayed.
+const DELAY: &str = "200ms";
+const DELAYED: Duration = Duration::from_millis(190);
+/// So many normal packets in a row are the end of the fault.
+const CALM: usize = 20;
+const BOUND: Duration = Duration::from_secs(20);
+const POLL: Duration = Duration::from_millis(2);
+
+/// An echo that the beacon speaks to.
+pub(super) struct Bed<'a> {
+    pub(super) cluster: &'a Cluster,
+    pub(super) client: Client,
+    beacon: Beacon,
+}
+
+impl<'a> Bed<'a> {
+    /// Makes the echo and lights the beacon.
+    pub(super) async fn make(
+        cluster: &'a Cluster,
+        windtunnel: &Installation<'_>,
+        client: Client,
+    ) -> Result<Self> {
+        let tag = &windtunnel.images.tag;
+        cluster.apply(&format!(
+            "
+apiVersion: v1
+kind: Namespace
+metadata: {{name: {NAMESPACE}}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {{name: echo, namespace: {NAMESPACE}, labels: {{app: echo}}}}
+spec:
+  nodeName: {NODE}
+  terminationGracePeriodSeconds: 0
+  containers: [{{name: echo, image: 'windtunnel/sample:{tag}', imagePullPolicy: Never, args: [echo]}}]
+"
+        ))?;
+        let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
+        let address = within("the echo's address", || async {
+            let pod = pods.get("echo").await?;
+            let status = pod.status.unwrap_or_default();
+            let is_ready = status
+                .conditions
+                .iter()
+                .flatten()
+                .any(|c| c.type_ == "Ready" && c.status == "True");
+            Ok(status.pod_ip.filter(|_| is_ready))
+        })
+        .await?;
+        let echo = format!("{address}:7")
+            .parse()
+            .context("the echo's address")?;
+        let beacon = Beacon::start(cluster, echo)?;
+        Ok(Self {
+            cluster,
+            client,
+            beacon,
+        })
+    }
+
+    pub(super) fn experiments(&self) -> Api<ChaosExperiment> {
+        Api::namespaced(self.client.clone(), NAMESPACE)
+    }
+
+    /// An experiment that delays what the echo answers to this process.
+    pub(super) async fn start(&self, name: &str, duration: &str) -> Result<Instant> {
+        let experiment: ChaosExperiment = serde_json::from_value(json!({
+            "apiVersion": "windtunnel.dev/v1alpha1",
+            "kind": "ChaosExperiment",
+            "metadata": {"name": name},
+            "spec": {"duration": duration, "faults": [{
+                "name": "slow",
+                "target": {"selector": {"matchLabels": {"app": "echo"}}},
+                "network": {"delay": {"latency": DELAY}, "peers": {"cidrs": ["10.88.0.1/32"]}},
+            }]},
+        }))?;
+        self.experiments()
+            .create(&PostParams::default(), &experiment)
+            .await?;
+        Ok(Instant::now())
+    }
+
+    /// How long after `moment` the first packet left that was delayed.
+    async fn came(&self, moment: Instant) -> Result<Duration> {
+        within("a delayed packet", || async {
+            let slow = |f: &&Flight| {
+                f.took()
+                    .map_or(f.left.elapsed() > DELAYED, |took| took > DELAYED)
+            };
+            Ok(self
+                .beacon
+                .since(moment)
+                .iter()
+                .find(slow)
+                .map(|f| f.left.duration_since(moment)))
+        })
+        .await
+    }
+
+    /// How long after `moment` the first packet left after which none was delayed.
+    async fn went(&self, moment: Instant) -> Result<Duration> {
+        within("normal packets", || async {
+            let flights = self.beacon.since(moment);
+            let normal = |f: &Flight| f.took().is_some_and(|took| took < DELAYED);
+            let calm = flights
+                .windows(CALM)
+                .position(|window| window.iter().all(normal));
+            Ok(calm.map(|at| flights[at].left.duration_since(moment)))
+        })
+        .await
+    }
+
+    /// Waits until an experiment is gone.
+    pub(super) async fn gone(&self, name: &str) -> Result<()> {
+        within("the experiment's end", || async {
+            Ok(self
+                .experiments()
+                .get_opt(name)
+                .await?
+                .is_none()
+                .then_some(()))
+        })
+        .await
+    }
+
+    /// Waits until a condition of an experiment holds.
+    pub(super) async fn holds(&self, name: &str, condition: &str) -> Result<ChaosExperiment> {
+        within(condition, || async {
+            let experiment = self.experiments().get(name).await?;
+            let conditions = experiment.status.iter().flat_map(|s| &s.conditions);
+            let holds = conditions
+                .into_iter()
+                .any(|c| c.type_ == condition && c.status == "True");
+            Ok(holds.then_some(experiment))
+        })
+        .await
+    }
+}
+
+/// Waits for something, looking often.
+async fn within<T, F: Future<Output = Result<Option<T>>>>(
+    what: &str,
+    mut probe: impl FnMut() -> F,
+) -> Result<T> {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = probe().await? {
+            return Ok(found);
+        }
+        if start.elapsed() > BOUND {
+            bail!("{what}: not within {} s", BOUND.as_secs());
+        }
+        sleep(POLL).await;
+    }
+}
+
+/// Measures and prints the table.
+pub(super) async fn measure(bed: &Bed<'_>, runs: usize) -> Result<()> {
+    let (mut came, mut went, mut clean, mut killed) = (
+        Series::default(),
+        Series::default(),
+        Series::default(),
+        Series::default(),
+    );
+    for run in 0..runs {
+        let name = format!("speed-{run}");
+        let posted = bed.start(&name, "1m").await?;
+        came.add(bed.came(posted).await?);
+        bed.holds(&name, "Injected").await?;
+        bed.experiments()
+            .delete(&name, &DeleteParams::default())
+            .await?;
+        let deleted = Instant::now();
+        went.add(bed.went(deleted).await?);
+        bed.gone(&name).await?;
+        clean.add(deleted.elapsed());
+    }
+    for run in 0..runs {
+        let name = format!("kill-{run}");
+        let posted = bed.start(&name, "1m").await?;
+        bed.came(posted).await?;
+        bed.holds(&name, "Injected").await?;
+        killed.add(kill(bed).await?);
+        bed.experiments()
+            .delete(&name, &DeleteParams::default())
+            .await?;
+        bed.gone(&name).await?;
+    }
+    print::line("| what | p50 ms | p99 ms | max ms | n |");
+    print::line("| --- | --- | --- | --- | --- |");
+    print::line(&came.row("POST answered → first delayed packet"));
+    print::line(&went.row("DELETE answered → no packet delayed any more"));
+    print::line(&clean.row("DELETE answered → checked and gone"));
+    print::line(&killed.row("SIGKILL of the injector → no packet delayed any more"));
+    Ok(())
+}
+
+/// Kills the injector on its node; how long packets were still delayed.
+async fn kill(bed: &Bed<'_>) -> Result<Duration> {
+    let node = bed.cluster.node(NODE)?;
+    let sent = Instant::now();
+    let pids = node.signal_matching("/proc/self/exe inject", Signal::SIGKILL)?;
+    if pids.is_empty() {
+        bail!("there is no injector to kill");
+    }
+    bed.went(sent).await
+}
+
+/// Waits until the nodes of an experiment were checked again and nothing of it is left there.
+pub(super) async fn rechecked(bed: &Bed<'_>, name: &str) -> Result<()> {
+    within("the recheck", || async {
+        let experiment = bed.experiments().get(name).await?;
+        let cleanup = experiment.status.and_then(|s| s.cleanup);
+        Ok(cleanup.and_then(|c| c.rechecked_at).map(drop))
+    })
+    .await
+}
+
+/// The name of an object.
+pub(super) fn name_of(experiment: &ChaosExperiment) -> String {
+    experiment.name_any()
+}
