@@ -1,7 +1,7 @@
-//! Watches, the order of a pass (observe → decide → act), and who may run one.
+//! The order of a pass (observe → decide → act), and who may run one.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, HashMap},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -11,13 +11,10 @@ use std::{
 
 use futures::{StreamExt as _, stream};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ConfigMap, Node};
 use kube::{
     Api, Client, ResourceExt,
-    api::{DeleteParams, ListParams, Preconditions},
-    core::{DeserializeGuard, PartialObjectMeta},
     runtime::{
-        Controller, WatchStreamExt as _,
+        Controller,
         controller::{Action as Requeue, Config},
         events::{Recorder, Reporter},
         reflector::{self, ObjectRef, Store},
@@ -32,11 +29,8 @@ use tokio::{
     time::{Instant, MissedTickBehavior, interval},
 };
 use tokio_stream::wrappers::{UnboundedReceiverStream, WatchStream};
-use windtunnel_crds::{
-    ChaosExperiment, NodeAgent, NodeInjection,
-    names::{OPERATOR, STOP_CONFIG_MAP},
-};
-use windtunnel_runtime::{CancellationToken, Guard, Readiness, chain};
+use windtunnel_crds::{ChaosExperiment, NodeInjection, names::OPERATOR};
+use windtunnel_runtime::{CancellationToken, Readiness, chain};
 
 use crate::{
     Args, act,
@@ -47,6 +41,7 @@ use crate::{
     lease::{self, Leadership, LeaseError, may_write},
     metrics::Metrics,
     observe, sweep,
+    watches::{watch_agents, watch_injections, watch_stop},
 };
 
 /// After which time a failed pass is repeated.
@@ -54,8 +49,6 @@ const RETRY: Duration = Duration::from_secs(2);
 /// After which time a pass that was decided on an old state is repeated, unless the newer state
 /// is seen before.
 const STALE: Duration = Duration::from_millis(250);
-/// How often the fleet is checked for agents that fell silent.
-const FLEET_CHECK: Duration = Duration::from_secs(2);
 /// How often what belongs to nobody is looked for.
 const SWEEP: Duration = Duration::from_secs(15);
 /// How many experiments are passed over at once.
@@ -88,6 +81,11 @@ impl Ctx {
     /// Whether the emergency stop is in force.
     pub(crate) fn is_stopped(&self) -> bool {
         self.stopped.load(Ordering::Acquire)
+    }
+
+    /// Notes whether the emergency stop is in force; whether it was before.
+    pub(crate) fn set_stopped(&self, stopped: bool) -> bool {
+        self.stopped.swap(stopped, Ordering::AcqRel)
     }
 
     /// Remembers what a write of `seen` answered.
@@ -192,8 +190,6 @@ pub enum RunError {
     #[error("{0} ended")]
     Ended(&'static str),
 }
-
-type Triggers = mpsc::UnboundedSender<ObjectRef<ChaosExperiment>>;
 
 /// Metrics and the registry that shows them, for the caller to serve.
 #[must_use]
@@ -322,127 +318,6 @@ fn spawn_controller(
     experiments
 }
 
-fn experiment_of(injection: &NodeInjection) -> ObjectRef<ChaosExperiment> {
-    let experiment = &injection.spec.experiment;
-    ObjectRef::new(&experiment.name).within(&experiment.namespace)
-}
-
-/// Keeps the cache of node injections, and has the experiments of changed ones looked at.
-async fn watch_injections(
-    ctx: Arc<Ctx>,
-    writer: reflector::store::Writer<NodeInjection>,
-    triggers: Triggers,
-    guard: Guard,
-) -> &'static str {
-    let api: Api<NodeInjection> =
-        Api::namespaced(ctx.client.clone(), &ctx.policy.release_namespace);
-    let mut guard = Some(guard);
-    let events = watcher(api, watcher::Config::default())
-        .default_backoff()
-        .modify(|injection| injection.managed_fields_mut().clear())
-        .reflect(writer);
-    let mut events = std::pin::pin!(events);
-    while let Some(event) = events.next().await {
-        match event {
-            Ok(
-                watcher::Event::Apply(i) | watcher::Event::InitApply(i) | watcher::Event::Delete(i),
-            ) => {
-                // The receiver lives as long as the controller.
-                let _ = triggers.send(experiment_of(&i));
-            }
-            Ok(watcher::Event::InitDone) => drop(guard.take()),
-            Ok(watcher::Event::Init) => {}
-            Err(error) => tracing::warn!(%error, "the watch of node injections was interrupted"),
-        }
-    }
-    "the watch of node injections"
-}
-
-/// Keeps track of the fleet, and has experiments looked at whose nodes changed.
-async fn watch_agents(ctx: Arc<Ctx>, triggers: Triggers, guard: Guard) -> &'static str {
-    let api: Api<DeserializeGuard<NodeAgent>> =
-        Api::namespaced(ctx.client.clone(), &ctx.policy.release_namespace);
-    let mut guard = Some(guard);
-    let mut events = watcher(api, watcher::Config::default())
-        .default_backoff()
-        .boxed();
-    let mut checks = interval(FLEET_CHECK);
-    checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let tell = |node: &str| {
-        for injection in ctx
-            .injections
-            .state()
-            .iter()
-            .filter(|i| i.spec.node_name == node)
-        {
-            let _ = triggers.send(experiment_of(injection));
-        }
-    };
-    loop {
-        // Cancel-safe: neither the stream's next nor a tick loses anything when dropped.
-        tokio::select! {
-            _ = checks.tick() => ctx.fleet.fallen_silent(Instant::now()).iter().for_each(|node| tell(node)),
-            event = events.next() => match event {
-                Some(Ok(watcher::Event::Apply(agent) | watcher::Event::InitApply(agent))) => {
-                    match agent.0 {
-                        Ok(agent) => {
-                            let node = agent.name_any();
-                            if ctx.fleet.see(agent, Instant::now()) {
-                                tell(&node);
-                            }
-                        }
-                        Err(error) => tracing::warn!(error = chain(&error), "a node agent's object cannot be read"),
-                    }
-                }
-                Some(Ok(watcher::Event::Delete(agent))) => {
-                    let node = agent.name_any();
-                    ctx.fleet.forget(&node);
-                    tell(&node);
-                }
-                Some(Ok(watcher::Event::InitDone)) => drop(guard.take()),
-                Some(Ok(watcher::Event::Init)) => {}
-                Some(Err(error)) => tracing::warn!(%error, "the watch of node agents was interrupted"),
-                None => return "the watch of node agents",
-            },
-        }
-    }
-}
-
-/// Follows the emergency stop: a `ConfigMap` that exists or does not.
-async fn watch_stop(ctx: Arc<Ctx>, all: Arc<tokio::sync::Notify>, guard: Guard) -> &'static str {
-    let api: Api<PartialObjectMeta<ConfigMap>> =
-        Api::namespaced(ctx.client.clone(), &ctx.policy.release_namespace);
-    let config = watcher::Config::default().fields(&format!("metadata.name={STOP_CONFIG_MAP}"));
-    let mut guard = Some(guard);
-    let mut events = watcher(api, config).default_backoff().boxed();
-    let mut listed = false;
-    while let Some(event) = events.next().await {
-        let stopped = match event {
-            Ok(watcher::Event::Init) => {
-                listed = false;
-                continue;
-            }
-            Ok(watcher::Event::InitApply(_)) => {
-                listed = true;
-                continue;
-            }
-            Ok(watcher::Event::InitDone) => listed,
-            Ok(watcher::Event::Apply(_)) => true,
-            Ok(watcher::Event::Delete(_)) => false,
-            Err(error) => {
-                tracing::warn!(%error, "the watch of the emergency stop was interrupted");
-                continue;
-            }
-        };
-        if ctx.stopped.swap(stopped, Ordering::AcqRel) != stopped {
-            tracing::warn!(stopped, "the emergency stop changed");
-            all.notify_one();
-        }
-        drop(guard.take());
-    }
-    "the watch of the emergency stop"
-}
-
 /// Deletes what belongs to nobody, as the leader.
 async fn sweep_loop(ctx: Arc<Ctx>, experiments: Store<ChaosExperiment>) -> &'static str {
     let mut misses = BTreeMap::new();
@@ -456,69 +331,8 @@ async fn sweep_loop(ctx: Arc<Ctx>, experiments: Store<ChaosExperiment>) -> &'sta
         if !may_write(&ctx.leadership) {
             continue;
         }
-        if let Err(error) = sweep_once(&ctx, &mut misses).await {
+        if let Err(error) = sweep::sweep(&ctx, &mut misses).await {
             tracing::warn!(%error, "cannot sweep");
         }
-    }
-}
-
-async fn sweep_once(ctx: &Ctx, misses: &mut BTreeMap<String, u32>) -> Result<(), kube::Error> {
-    let injections: Vec<NodeInjection> = ctx
-        .injections
-        .state()
-        .iter()
-        .map(|i| NodeInjection::clone(i))
-        .collect();
-    let api: Api<NodeInjection> =
-        Api::namespaced(ctx.client.clone(), &ctx.policy.release_namespace);
-    if !injections.is_empty() {
-        // Listed after the injections were read: an experiment that has one is among them.
-        let all: Api<PartialObjectMeta<ChaosExperiment>> = Api::all(ctx.client.clone());
-        let uids: BTreeSet<String> = all
-            .list(&ListParams::default())
-            .await?
-            .items
-            .iter()
-            .filter_map(ResourceExt::uid)
-            .collect();
-        for (name, uid) in sweep::orphans(&injections, &uids) {
-            tracing::info!(
-                injection = name,
-                "deleting a node injection whose experiment is gone"
-            );
-            let params = DeleteParams {
-                preconditions: Some(Preconditions {
-                    uid,
-                    resource_version: None,
-                }),
-                ..DeleteParams::default()
-            };
-            ignore_gone(api.delete(&name, &params).await.map(drop))?;
-        }
-    }
-    let agents = ctx.fleet.nodes();
-    let nodes: Api<PartialObjectMeta<Node>> = Api::all(ctx.client.clone());
-    let nodes: BTreeSet<String> = nodes
-        .list(&ListParams::default())
-        .await?
-        .items
-        .iter()
-        .map(ResourceExt::name_any)
-        .collect();
-    let api: Api<NodeAgent> = Api::namespaced(ctx.client.clone(), &ctx.policy.release_namespace);
-    for agent in sweep::widowed(&agents, &nodes, misses) {
-        tracing::info!(
-            node = agent,
-            "deleting the agent's object of a node that is gone"
-        );
-        ignore_gone(api.delete(&agent, &DeleteParams::default()).await.map(drop))?;
-    }
-    Ok(())
-}
-
-fn ignore_gone(result: Result<(), kube::Error>) -> Result<(), kube::Error> {
-    match result {
-        Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
-        other => other,
     }
 }

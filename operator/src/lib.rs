@@ -17,6 +17,7 @@ mod observe;
 pub mod peers;
 mod sweep;
 mod uninstall;
+mod watches;
 
 pub use args::{Args, Cli, Command};
 pub use controller::{RunError, metrics, run_with};

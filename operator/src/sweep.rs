@@ -2,8 +2,83 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kube::ResourceExt as _;
-use windtunnel_crds::NodeInjection;
+use k8s_openapi::api::core::v1::Node;
+use kube::{
+    Api, ResourceExt,
+    api::{DeleteParams, ListParams, Preconditions},
+    core::PartialObjectMeta,
+};
+use windtunnel_crds::{ChaosExperiment, NodeAgent, NodeInjection};
+
+use crate::controller::Ctx;
+
+/// Deletes what belongs to nobody; `misses` is kept between calls.
+///
+/// # Errors
+/// What the API server answered; what is left is found the next time.
+pub(crate) async fn sweep(
+    ctx: &Ctx,
+    misses: &mut BTreeMap<String, u32>,
+) -> Result<(), kube::Error> {
+    sweep_injections(ctx).await?;
+    sweep_agents(ctx, misses).await
+}
+
+async fn sweep_injections(ctx: &Ctx) -> Result<(), kube::Error> {
+    let injections: Vec<NodeInjection> = ctx
+        .injections
+        .state()
+        .iter()
+        .map(|i| NodeInjection::clone(i))
+        .collect();
+    if injections.is_empty() {
+        return Ok(());
+    }
+    // Listed after the injections were read: an experiment that has one is among them.
+    let all: Api<PartialObjectMeta<ChaosExperiment>> = Api::all(ctx.client.clone());
+    let all = all.list(&ListParams::default()).await?;
+    let uids: BTreeSet<String> = all.items.iter().filter_map(ResourceExt::uid).collect();
+    let api: Api<NodeInjection> =
+        Api::namespaced(ctx.client.clone(), &ctx.policy.release_namespace);
+    for (name, uid) in orphans(&injections, &uids) {
+        tracing::info!(
+            injection = name,
+            "deleting a node injection whose experiment is gone"
+        );
+        let params = DeleteParams {
+            preconditions: Some(Preconditions {
+                uid,
+                resource_version: None,
+            }),
+            ..DeleteParams::default()
+        };
+        ignore_gone(api.delete(&name, &params).await.map(drop))?;
+    }
+    Ok(())
+}
+
+async fn sweep_agents(ctx: &Ctx, misses: &mut BTreeMap<String, u32>) -> Result<(), kube::Error> {
+    let agents = ctx.fleet.nodes();
+    let nodes: Api<PartialObjectMeta<Node>> = Api::all(ctx.client.clone());
+    let nodes = nodes.list(&ListParams::default()).await?;
+    let nodes: BTreeSet<String> = nodes.items.iter().map(ResourceExt::name_any).collect();
+    let api: Api<NodeAgent> = Api::namespaced(ctx.client.clone(), &ctx.policy.release_namespace);
+    for agent in widowed(&agents, &nodes, misses) {
+        tracing::info!(
+            node = agent,
+            "deleting the agent's object of a node that is gone"
+        );
+        ignore_gone(api.delete(&agent, &DeleteParams::default()).await.map(drop))?;
+    }
+    Ok(())
+}
+
+fn ignore_gone(result: Result<(), kube::Error>) -> Result<(), kube::Error> {
+    match result {
+        Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
+        other => other,
+    }
+}
 
 /// The node injections that belong to no existing experiment, by name and uid. `experiments`:
 /// the uids of all experiments, from a listing that is newer than the injections'.

@@ -10,7 +10,7 @@ use windtunnel_agent::kernel::proc::Proc;
 
 use crate::support::{
     Flow, NEVER, Pair, SOON, Subprocess, TABLE, V4, V6, delay, eventually, has_netem, loss, peers,
-    run, stay, table,
+    plays, run, stay, table,
 };
 
 /// How soon packets must pass after the owner's death; measured are a few milliseconds.
@@ -18,8 +18,10 @@ const UNDONE: Duration = Duration::from_millis(500);
 
 /// Holds the table that it is told in the namespace that it is started in.
 #[test]
-#[ignore = "run by other tests in a process of its own"]
 fn owner() {
+    if !plays("death::owner") {
+        return;
+    }
     let plan: Table = serde_json::from_str(&std::env::var("WT_PLAN").unwrap()).unwrap();
     let pid = i32::try_from(std::process::id()).unwrap();
     let netns = NetNs::of_pid(&Proc::default(), pid).unwrap();

@@ -7,12 +7,14 @@ use nix::sys::signal::{SigSet, Signal, raise};
 use windtunnel_agent::kernel::lease::{Lease, die_with_parent};
 use windtunnel_agent::kernel::proc::{Proc, boottime};
 
-use crate::support::{Subprocess, eventually, stay};
+use crate::support::{Subprocess, eventually, plays, stay};
 
 /// Blocks all signals, starts a lease and stops itself.
 #[test]
-#[ignore = "run by other tests in a process of its own"]
 fn holder() {
+    if !plays("lease::holder") {
+        return;
+    }
     let milliseconds = |name| {
         let value: u64 = std::env::var(name).unwrap().parse().unwrap();
         Duration::from_millis(value)
@@ -58,16 +60,20 @@ fn no_renewal_moves_the_end_past_the_deadline() {
 
 /// Starts another process and waits to be killed.
 #[test]
-#[ignore = "run by other tests in a process of its own"]
 fn parent() {
+    if !plays("lease::parent") {
+        return;
+    }
     let mut child = Subprocess::start("lease::child", &[]);
     println!("child pid {}", child.wait_for("child ready "));
     stay();
 }
 
 #[test]
-#[ignore = "run by other tests in a process of its own"]
 fn child() {
+    if !plays("lease::child") {
+        return;
+    }
     die_with_parent().unwrap();
     println!("child ready {}", std::process::id());
     loop {

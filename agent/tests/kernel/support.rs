@@ -297,7 +297,16 @@ pub(crate) fn run(netns: &NetNs, command: &[&str]) -> String {
     text
 }
 
-/// Another process of this test program that runs one of its tests that are ignored otherwise.
+/// The variable that names the part that a process of this test program plays.
+const PART: &str = "WT_PART";
+
+/// Whether this process was started to play the part; parts are tests, so that the test program
+/// finds them by name, and end at once where nobody asked for them.
+pub(crate) fn plays(part: &str) -> bool {
+    std::env::var(PART).is_ok_and(|asked| asked == part)
+}
+
+/// Another process of this test program that plays one of its parts.
 pub(crate) struct Subprocess {
     pub(crate) child: Child,
     lines: Box<dyn Iterator<Item = String> + Send>,
@@ -305,15 +314,10 @@ pub(crate) struct Subprocess {
 
 impl Subprocess {
     /// Starts a process in the calling thread's namespaces.
-    pub(crate) fn start(test: &str, variables: &[(&str, String)]) -> Self {
+    pub(crate) fn start(part: &str, variables: &[(&str, String)]) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args([
-                "--exact",
-                test,
-                "--ignored",
-                "--nocapture",
-                "--test-threads=1",
-            ])
+            .args(["--exact", part, "--nocapture", "--test-threads=1"])
+            .env(PART, part)
             .envs(variables.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -84,7 +84,7 @@ fn unit(arguments: &[&str]) -> Result<()> {
 
 /// The privileged tests, on a kernel that has everything a node may have.
 fn kernel(arguments: &[&str]) -> Result<()> {
-    let program = test_program("windtunnel-agent", "kernel")?;
+    let program = test_program("kernel")?;
     let mut argv = vec![
         program
             .to_str()
@@ -101,15 +101,7 @@ fn kernel(arguments: &[&str]) -> Result<()> {
 /// The harness's own tests, then the product's.
 fn cluster(arguments: &[&str]) -> Result<()> {
     for test in ["cluster", "product"] {
-        let mut all = vec![
-            "test",
-            "--quiet",
-            "--package",
-            "windtunnel-tests",
-            "--test",
-            test,
-            "--",
-        ];
+        let mut all = vec!["test", "--quiet", "--workspace", "--test", test, "--"];
         all.extend(arguments);
         run_cargo(&all)?;
     }
@@ -117,13 +109,13 @@ fn cluster(arguments: &[&str]) -> Result<()> {
 }
 
 /// Builds a test program and says where it is.
-fn test_program(package: &str, test: &str) -> Result<PathBuf> {
+fn test_program(test: &str) -> Result<PathBuf> {
     let output = cargo()
         .args([
             "test",
             "--no-run",
-            "--package",
-            package,
+            // With all packages: the same features, so that nothing is built twice.
+            "--workspace",
             "--test",
             test,
             "--message-format=json-render-diagnostics",
@@ -132,7 +124,7 @@ fn test_program(package: &str, test: &str) -> Result<PathBuf> {
         .output()
         .context("run cargo")?;
     if !output.status.success() {
-        bail!("cargo could not build test {test} of {package}");
+        bail!("cargo could not build the test {test}");
     }
     let messages = output
         .stdout
@@ -141,7 +133,7 @@ fn test_program(package: &str, test: &str) -> Result<PathBuf> {
     let mut programs =
         messages.filter(|m| m["target"]["name"] == test && m["profile"]["test"] == true);
     let program = programs.find_map(|m| m["executable"].as_str().map(PathBuf::from));
-    program.with_context(|| format!("cargo built no test {test} of {package}"))
+    program.with_context(|| format!("cargo built no test {test}"))
 }
 
 fn run_cargo(arguments: &[&str]) -> Result<()> {
