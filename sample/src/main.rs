@@ -21,11 +21,11 @@ enum Command {
     Serve(service::Settings),
     /// Answers each UDP packet with itself.
     Echo {
-        /// The port, of both families.
-        #[arg(long, default_value_t = 7)]
-        port: u16,
+        /// The ports, of both families.
+        #[arg(long, default_values_t = [7])]
+        port: Vec<u16>,
     },
-    /// Sends UDP packets to an echo at a steady pace, and prints what came back as JSON.
+    /// Sends UDP packets to echoes at a steady pace, and prints what came back as JSON.
     Probe(probe::Settings),
     /// Sends bytes over TCP as fast as they go, and prints the rate as JSON.
     Blast(probe::Blast),

@@ -1,25 +1,33 @@
 //! Probes: what tests measure a network with, from inside a pod.
 
 use std::{
-    net::{Ipv6Addr, SocketAddr},
-    time::{Duration, Instant},
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
+use nix::sys::socket::{setsockopt, sockopt::RcvBuf};
 use serde::Serialize;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream, UdpSocket},
+    task::JoinSet,
     time::{MissedTickBehavior, interval, sleep_until, timeout_at},
 };
 
-/// A series of probes.
+/// Bytes that wait for a socket that is not read for a moment; the kernel may allow fewer.
+const WAITING: usize = 4 << 20;
+
+/// A series of probes to each of some echoes, all at the same time.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Settings {
-    /// Where the echo is: address:port or name:port.
-    #[arg(long)]
-    to: String,
-    /// How many packets.
+    /// Where the echoes are: address:port or name:port.
+    #[arg(long, required = true)]
+    to: Vec<String>,
+    /// The port to send from.
+    #[arg(long, default_value_t = 0)]
+    from_port: u16,
+    /// How many packets to each.
     #[arg(long, default_value_t = 100)]
     count: usize,
     /// Microseconds between two packets.
@@ -46,26 +54,51 @@ struct Outcome {
     reordered: usize,
     /// Answers that are not what was sent.
     corrupted: usize,
+    /// When the first packet was sent, in seconds since 1970.
+    started: f64,
+    /// Milliseconds from then to when each packet was sent.
+    sent_millis: Vec<f64>,
     /// Milliseconds to the first answer, by packet; null for none.
     millis: Vec<Option<f64>>,
 }
 
-/// Sends the probes and prints the outcome.
+/// Sends the probes and prints the outcome for each echo, in their order.
 pub(crate) async fn probe(settings: Settings) -> anyhow::Result<()> {
-    let Settings {
-        to,
+    let mut all = JoinSet::new();
+    for (at, to) in settings.to.iter().enumerate() {
+        let (to, settings) = (to.clone(), settings.clone());
+        all.spawn(async move { (at, probe_one(&to, &settings).await) });
+    }
+    let mut outcomes = Vec::new();
+    for (at, outcome) in all.join_all().await {
+        outcomes.push((at, outcome.with_context(|| format!("probe {}", settings.to[at]))?));
+    }
+    outcomes.sort_by_key(|(at, _)| *at);
+    let outcomes: Vec<Outcome> = outcomes.into_iter().map(|(_, outcome)| outcome).collect();
+    print(&outcomes)
+}
+
+async fn probe_one(to: &str, settings: &Settings) -> anyhow::Result<Outcome> {
+    let &Settings {
+        to: _,
+        from_port,
         count,
         every_micros,
         wait_millis,
         size,
     } = settings;
-    let to = tokio::net::lookup_host(&to)
+    let to = tokio::net::lookup_host(to)
         .await?
         .next()
         .with_context(|| format!("{to} has no address"))?;
-    let local = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-    let socket = UdpSocket::bind(local).await?;
+    let local = if to.is_ipv4() {
+        SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), from_port)
+    } else {
+        both(from_port)
+    };
+    let socket = socket(local).await?;
     socket.connect(to).await?;
+    let started = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64();
     let start = Instant::now();
     let mut ticks = interval(Duration::from_micros(every_micros.max(1)));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
@@ -97,7 +130,7 @@ pub(crate) async fn probe(settings: Settings) -> anyhow::Result<()> {
             () = sleep_until(over.into()) => break,
         }
     }
-    print(&series.outcome())
+    Ok(series.outcome(started))
 }
 
 struct Series {
@@ -151,7 +184,7 @@ impl Series {
             self.duplicates += 1;
             return;
         }
-        self.millis[number] = Some(now.saturating_sub(sent).as_secs_f64() * 1000.0);
+        self.millis[number] = Some(millis(now.saturating_sub(sent)));
         self.answered += 1;
         if number < self.last {
             self.reordered += 1;
@@ -159,21 +192,41 @@ impl Series {
         self.last = self.last.max(number);
     }
 
-    fn outcome(self) -> Outcome {
+    fn outcome(self, started: f64) -> Outcome {
+        let sent: Vec<f64> = self.sent_at.into_iter().flatten().map(millis).collect();
         Outcome {
-            sent: self.sent_at.iter().flatten().count(),
+            sent: sent.len(),
             answered: self.answered,
             duplicates: self.duplicates,
             reordered: self.reordered,
             corrupted: self.corrupted,
+            started,
+            sent_millis: sent,
             millis: self.millis,
         }
     }
 }
 
-/// Answers each packet with itself.
-pub(crate) async fn echo(port: u16) -> anyhow::Result<()> {
-    let socket = UdpSocket::bind(both(port)).await?;
+/// Milliseconds, to the microsecond.
+fn millis(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1_000_000.0).round() / 1000.0
+}
+
+/// Answers each packet to any of some ports with itself.
+pub(crate) async fn echo(ports: Vec<u16>) -> anyhow::Result<()> {
+    let mut all = JoinSet::new();
+    for port in ports {
+        all.spawn(echo_on(port));
+    }
+    // They do not end by themselves: the first that does has failed.
+    match all.join_next().await {
+        Some(ended) => ended?,
+        None => bail!("no port to echo on"),
+    }
+}
+
+async fn echo_on(port: u16) -> anyhow::Result<()> {
+    let socket = socket(both(port)).await?;
     let mut buffer = vec![0; 65_536];
     loop {
         let Ok((length, from)) = socket.recv_from(&mut buffer).await else {
@@ -222,6 +275,15 @@ pub(crate) async fn sink(port: u16) -> anyhow::Result<()> {
             {}
         });
     }
+}
+
+/// A socket that holds many packets while nobody reads them.
+async fn socket(local: SocketAddr) -> anyhow::Result<UdpSocket> {
+    let socket = UdpSocket::bind(local)
+        .await
+        .with_context(|| format!("bind {local}"))?;
+    setsockopt(&socket, RcvBuf, &WAITING).context("set the socket's buffer")?;
+    Ok(socket)
 }
 
 fn both(port: u16) -> SocketAddr {
