@@ -71,7 +71,10 @@ pub(crate) async fn probe(settings: Settings) -> anyhow::Result<()> {
     }
     let mut outcomes = Vec::new();
     for (at, outcome) in all.join_all().await {
-        outcomes.push((at, outcome.with_context(|| format!("probe {}", settings.to[at]))?));
+        outcomes.push((
+            at,
+            outcome.with_context(|| format!("probe {}", settings.to[at]))?,
+        ));
     }
     outcomes.sort_by_key(|(at, _)| *at);
     let outcomes: Vec<Outcome> = outcomes.into_iter().map(|(_, outcome)| outcome).collect();

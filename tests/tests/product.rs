@@ -4,6 +4,7 @@
 //! each in a namespace of its own; then the others run one after the other.
 
 mod product {
+    pub(crate) mod measure;
     pub(crate) mod network;
     pub(crate) mod stage;
 }

@@ -4,21 +4,28 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
-use super::stage::{ECHO, Stage, at, close};
+use super::stage::{ECHO, Stage, at};
 
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(30);
 
 /// A delay is there while its window is open, and nowhere else.
 pub(crate) fn delay_is_there_and_gone(stage: &Stage) -> Result<()> {
     let space = stage.space("delay_is_there_and_gone")?;
     let (client, echo, other) = space.client_and_echoes()?;
     let before = stage.snapshot(&client)?;
-    let probe = |to: &str| space.probe(&client, &at(to, ECHO), 20, Duration::from_millis(20));
-    ensure!(probe(&echo.v4)?.max() < 100.0, "slow before the fault");
+    let echoes = [at(&echo.v4, ECHO), at(&echo.v6, ECHO)];
+    let control = at(&other.v4, ECHO);
+    let delays = |latency: f64, enough| space.added(&client, (&echoes, &control), latency, enough);
+    for added in delays(0.0, 50)? {
+        ensure!(
+            added.median().abs() < 100.0,
+            "slow before the fault: {added:?}"
+        );
+    }
     let run = space.run(
         "delay",
         "
-duration: 10s
+duration: 5m
 faults:
 - name: slow
   target: {selector: {matchLabels: {app: client}}}
@@ -26,15 +33,19 @@ faults:
 ",
     )?;
     run.wait("Injected", SOON)?;
-    for address in [&echo.v4, &echo.v6] {
-        let outcome = probe(address)?;
-        ensure!(outcome.answered == 20, "lost packets: {outcome:?}");
-        close("delay", outcome.mean(), 300.0, 0.05)?;
+    for (added, echo) in delays(300.0, 200)?.iter().zip(&echoes) {
+        added.close(&format!("delay to {echo}"), 200, 300.0, 0.05)?;
     }
-    ensure!(probe(&other.v4)?.max() < 100.0, "another peer is delayed");
+    run.abort()?;
     run.wait("Finished", SOON)?;
-    ensure!(run.phase()? == "Completed", "status: {}", run.status()?);
-    ensure!(probe(&echo.v4)?.max() < 100.0, "slow after the fault");
+    ensure!(run.phase()? == "Aborted", "status: {}", run.status()?);
+    for added in delays(0.0, 50)? {
+        ensure!(
+            added.median().abs() < 100.0,
+            "slow after the fault: {added:?}"
+        );
+    }
+    run.wait("Clean", SOON)?;
     ensure!(
         stage.snapshot(&client)? == before,
         "the pod's network is not as before"

@@ -4,11 +4,13 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use serde::Deserialize;
 use serde_json::Value;
 use windtunnel_tests::cluster::poll::until;
 use windtunnel_tests::cluster::{Cluster, success};
 use windtunnel_tests::product::{Installation, Profile, Run};
+
+pub(crate) use super::measure::Outcome;
+use super::measure::Probes;
 
 /// How long pods may take to be ready, or to be gone.
 const BOUND: Duration = Duration::from_mins(1);
@@ -46,45 +48,6 @@ pub(crate) struct Pod {
     pub(crate) node: String,
     pub(crate) v4: String,
     pub(crate) v6: String,
-}
-
-/// What a series of probes saw.
-#[derive(Debug, Clone, Deserialize)]
-pub(crate) struct Outcome {
-    pub(crate) sent: usize,
-    pub(crate) answered: usize,
-    pub(crate) duplicates: usize,
-    pub(crate) reordered: usize,
-    pub(crate) corrupted: usize,
-    /// By packet; null for one without an answer.
-    pub(crate) millis: Vec<Option<f64>>,
-}
-
-impl Outcome {
-    /// Of the packets that were answered.
-    pub(crate) fn answered_millis(&self) -> Vec<f64> {
-        self.millis.iter().copied().flatten().collect()
-    }
-
-    pub(crate) fn mean(&self) -> f64 {
-        let all = self.answered_millis();
-        all.iter().sum::<f64>() / all.len() as f64
-    }
-
-    pub(crate) fn min(&self) -> f64 {
-        self.answered_millis()
-            .into_iter()
-            .fold(f64::INFINITY, f64::min)
-    }
-
-    pub(crate) fn max(&self) -> f64 {
-        self.answered_millis().into_iter().fold(0.0, f64::max)
-    }
-
-    /// The share without an answer.
-    pub(crate) fn loss(&self) -> f64 {
-        1.0 - self.answered as f64 / self.sent as f64
-    }
 }
 
 impl Stage {
@@ -316,22 +279,12 @@ spec:
         count: usize,
         every: Duration,
     ) -> Result<Outcome> {
-        let (count, every) = (count.to_string(), every.as_micros().to_string());
-        let argv = [
-            "/windtunnel-sample",
-            "probe",
-            "--to",
-            to,
-            "--count",
-            &count,
-            "--every-micros",
-            &every,
-        ];
-        let text = self
-            .stage
-            .cluster
-            .pod_exec(&self.name, &from.name, "sample", &argv)?;
-        serde_json::from_str(&text).with_context(|| format!("read the outcome of probes: {text}"))
+        let probes = Probes {
+            every,
+            ..Probes::new(&[to.to_owned()], count)
+        };
+        let outcome = self.probes(from, &probes)?.pop();
+        outcome.context("no outcome of the probes")
     }
 
     /// Applies an experiment with the YAML of its spec.

@@ -1,0 +1,231 @@
+//! What probes see, and how it is judged on a machine that may be busy with other things: against
+//! an unaffected echo that the same program probes at the same time.
+//!
+//! A packet that is held back comes out when its delay is over, so what the machine adds to it is
+//! what it adds to a control packet of that moment. Where a control packet was late, nothing is
+//! said about the packets around it; if that leaves too few, more are sent.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
+
+use super::stage::{Pod, Space, close};
+
+/// Milliseconds that a control packet may be late at a calm moment.
+const CALM: f64 = 10.0;
+/// How often packets are sent anew while too few met a calm moment.
+const ROUNDS: usize = 5;
+/// How much farther off the median of all packets may be if there were too few calm moments: a
+/// machine that is late all the time is not late evenly, and half of the packets may share that.
+const RESTLESS: f64 = 10.0;
+
+/// Which probes are sent.
+#[derive(Debug, Clone)]
+pub(crate) struct Probes {
+    /// `address:port` of each echo; all are probed at the same time.
+    pub(crate) to: Vec<String>,
+    /// Packets to each.
+    pub(crate) count: usize,
+    /// Between two packets.
+    pub(crate) every: Duration,
+    /// How long the last answers are waited for.
+    pub(crate) wait: Duration,
+    /// Bytes of a packet.
+    pub(crate) size: usize,
+    /// The port that is sent from; 0 for any.
+    pub(crate) from_port: u16,
+}
+
+impl Probes {
+    /// So many probes to each of some echoes, 10 ms apart.
+    pub(crate) fn new(to: &[String], count: usize) -> Self {
+        Self {
+            to: to.to_vec(),
+            count,
+            every: Duration::from_millis(10),
+            wait: Duration::from_secs(3),
+            size: 64,
+            from_port: 0,
+        }
+    }
+}
+
+/// What a series of probes saw.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Outcome {
+    pub(crate) sent: usize,
+    pub(crate) answered: usize,
+    pub(crate) duplicates: usize,
+    pub(crate) reordered: usize,
+    pub(crate) corrupted: usize,
+    /// When the first packet was sent, in seconds since 1970.
+    pub(crate) started: f64,
+    /// Milliseconds from then to when each packet was sent.
+    pub(crate) sent_millis: Vec<f64>,
+    /// Milliseconds to the first answer, by packet; null for one without an answer.
+    pub(crate) millis: Vec<Option<f64>>,
+}
+
+impl Outcome {
+    /// Of the packets that were answered.
+    pub(crate) fn answered_millis(&self) -> Vec<f64> {
+        self.millis.iter().copied().flatten().collect()
+    }
+
+    pub(crate) fn mean(&self) -> f64 {
+        mean(&self.answered_millis())
+    }
+
+    pub(crate) fn min(&self) -> f64 {
+        self.answered_millis()
+            .into_iter()
+            .fold(f64::INFINITY, f64::min)
+    }
+
+    pub(crate) fn max(&self) -> f64 {
+        self.answered_millis().into_iter().fold(0.0, f64::max)
+    }
+
+    /// The share without an answer.
+    pub(crate) fn loss(&self) -> f64 {
+        1.0 - self.answered as f64 / self.sent as f64
+    }
+
+    /// When each packet was sent and when its answer came, in milliseconds since the start.
+    fn journeys(&self) -> impl Iterator<Item = (f64, Option<f64>)> {
+        let pairs = self.sent_millis.iter().zip(&self.millis);
+        pairs.map(|(sent, took)| (*sent, took.map(|took| sent + took)))
+    }
+
+    /// By how much the answer to each packet came later than one that was sent when it was due.
+    fn lateness(&self, every: f64) -> Vec<(f64, f64)> {
+        let first = self.sent_millis.first().copied().unwrap_or_default();
+        let due = |number: usize| first + number as f64 * every;
+        let journeys = self.journeys().enumerate();
+        journeys
+            .map(|(number, (_, back))| {
+                let late = back.map_or(f64::INFINITY, |back| back - due(number));
+                (due(number), late)
+            })
+            .collect()
+    }
+}
+
+/// Delays of the packets to one echo, without what the control's packets took.
+#[derive(Debug, Default, Clone)]
+pub(crate) struct Added {
+    /// Of packets that came out at calm moments.
+    pub(crate) calm: Vec<f64>,
+    /// Of all packets.
+    pub(crate) all: Vec<f64>,
+}
+
+impl Added {
+    /// Adds what one round saw of packets that are to be held back for `latency` milliseconds.
+    fn add(&mut self, subject: &Outcome, control: &Outcome, every: f64, latency: f64) {
+        let lateness = control.lateness(every);
+        for (sent, back) in subject.journeys() {
+            let Some(back) = back else { continue };
+            // The control packets around the moment at which this one came out: those that the
+            // same stall would have met.
+            let after = lateness.partition_point(|(due, _)| *due < sent + latency);
+            let around = &lateness[after.saturating_sub(1)..(after + 1).min(lateness.len())];
+            let late = around.iter().map(|(_, late)| *late).fold(0.0, f64::max);
+            let usual = around.iter().map(|(_, late)| *late).fold(CALM, f64::min);
+            self.all.push(back - sent - usual);
+            if around.len() == 2 && late < CALM {
+                self.calm.push(back - sent - usual);
+            }
+        }
+    }
+
+    /// The median of all, calm or not.
+    pub(crate) fn median(&self) -> f64 {
+        median(&self.all)
+    }
+
+    /// Fails unless the delays' mean is within `share` of `wanted` milliseconds.
+    pub(crate) fn close(&self, what: &str, enough: usize, wanted: f64, share: f64) -> Result<()> {
+        if self.calm.len() >= enough {
+            let what = format!("{what}, mean of {}", self.calm.len());
+            return close(&what, mean(&self.calm), wanted, share);
+        }
+        let what = format!(
+            "{what}, median of {} of which only {} met a calm moment",
+            self.all.len(),
+            self.calm.len()
+        );
+        close(&what, self.median(), wanted, share * RESTLESS)
+    }
+}
+
+impl Space<'_> {
+    /// Sends probes from a pod and says what came back from each echo.
+    pub(crate) fn probes(&self, from: &Pod, probes: &Probes) -> Result<Vec<Outcome>> {
+        let mut argv = vec!["/windtunnel-sample".to_owned(), "probe".to_owned()];
+        for to in &probes.to {
+            argv.extend(["--to".to_owned(), to.clone()]);
+        }
+        for (option, value) in [
+            ("--count", probes.count.to_string()),
+            ("--every-micros", probes.every.as_micros().to_string()),
+            ("--wait-millis", probes.wait.as_millis().to_string()),
+            ("--size", probes.size.to_string()),
+            ("--from-port", probes.from_port.to_string()),
+        ] {
+            argv.extend([option.to_owned(), value]);
+        }
+        let argv: Vec<&str> = argv.iter().map(String::as_str).collect();
+        let text = self
+            .stage
+            .cluster
+            .pod_exec(&self.name, &from.name, "sample", &argv)?;
+        serde_json::from_str(&text).with_context(|| format!("read the outcome of probes: {text}"))
+    }
+
+    /// Probes echoes that are to answer `latency` milliseconds later than `control`, until at least
+    /// `enough` answers of each came at calm moments, for some rounds at most.
+    pub(crate) fn added(
+        &self,
+        from: &Pod,
+        (echoes, control): (&[String], &str),
+        latency: f64,
+        enough: usize,
+    ) -> Result<Vec<Added>> {
+        let mut all = echoes.to_vec();
+        all.push(control.to_owned());
+        let probes = Probes::new(&all, enough + enough / 2);
+        let every = probes.every.as_secs_f64() * 1000.0;
+        let mut added = vec![Added::default(); echoes.len()];
+        // The control is probed until the last of the others has come out.
+        let beyond = (latency / every) as usize + 2;
+        for _ in 0..ROUNDS {
+            let probes = Probes {
+                count: probes.count + beyond,
+                ..probes.clone()
+            };
+            let mut outcomes = self.probes(from, &probes)?;
+            let control = outcomes.pop().context("no outcome of the control")?;
+            ensure!(control.answered > 0, "nothing came back from the control");
+            for (added, outcome) in added.iter_mut().zip(&outcomes) {
+                added.add(outcome, &control, every, latency);
+            }
+            if added.iter().all(|added| added.calm.len() >= enough) {
+                break;
+            }
+        }
+        Ok(added)
+    }
+}
+
+pub(crate) fn mean(all: &[f64]) -> f64 {
+    all.iter().sum::<f64>() / all.len() as f64
+}
+
+pub(crate) fn median(all: &[f64]) -> f64 {
+    let mut sorted = all.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
+}
