@@ -39,8 +39,9 @@ use crate::{
 const DEBOUNCE: Duration = Duration::from_secs(1);
 /// How long the first listing of a namespace may take.
 const FIRST_LIST: Duration = Duration::from_secs(10);
-/// How long the addresses of a host name are good for.
-pub(crate) const HOST_TTL: Duration = Duration::from_mins(1);
+/// How long the addresses of a host name are good for: less than the minute after which they are
+/// asked for again, so that no turn is missed by a moment.
+const HOST_TTL: Duration = Duration::from_secs(55);
 /// How long a name server may take.
 const RESOLVE: Duration = Duration::from_secs(3);
 

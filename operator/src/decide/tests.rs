@@ -7,7 +7,10 @@ use windtunnel_crds::{
     status::{FaultPhase, Phase},
 };
 
-use super::testing::{Sim, candidate};
+use super::{
+    decide,
+    testing::{Sim, candidate},
+};
 use crate::cluster::Candidate;
 
 const DELAY: &str = "
@@ -464,4 +467,25 @@ fn a_finished_run_is_deleted_when_its_time_is_over() {
     sim.advance(seconds(60));
     sim.pass();
     assert_eq!(sim.deleted, ["experiment"]);
+}
+
+#[test]
+fn host_names_are_resolved_again_each_minute() {
+    for (peers, is_due) in [
+        ("peers: {hosts: [example.com]}", true),
+        ("peers: {cidrs: [192.0.2.0/24]}", false),
+    ] {
+        let spec = DELAY
+            .replace("1m", "3m")
+            .replace("{latency: 100ms}", &format!("{{latency: 100ms}}, {peers}"));
+        assert_ne!(spec, DELAY);
+        let mut sim = Sim::new(&spec, pods(2));
+        sim.settle();
+        sim.all(I::Prepared, T::Prepared);
+        sim.advance(seconds(1));
+        sim.all(I::Running, T::Injected);
+        let wakes = decide(&sim.observed, sim.now).wake_at.unwrap();
+        let wakes = wakes.duration_since(sim.now);
+        assert_eq!(wakes <= seconds(60), is_due, "{peers}: {wakes:?}");
+    }
 }

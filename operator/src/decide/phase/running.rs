@@ -1,11 +1,17 @@
 //! The clock runs: pods are killed when due, peers are kept current, reports are rolled up.
 
 use jiff::SignedDuration;
-use windtunnel_crds::{ChaosExperimentStatus, fault::Kind, status::FaultPhase};
+use windtunnel_crds::{
+    ChaosExperimentStatus,
+    fault::{Fault, Kind},
+    status::FaultPhase,
+};
 
 use super::{Pass, early_message, patch, stopped_early, trouble};
 use crate::decide::{Action, Change, ending::Ending, kill, plan, rollup};
 
+/// How often host names among the peers are resolved again.
+const RESOLVE: SignedDuration = SignedDuration::from_mins(1);
 /// How often the pods of a kill are looked at until they are gone.
 const KILL_POLL: SignedDuration = SignedDuration::from_millis(500);
 
@@ -91,6 +97,9 @@ impl Pass<'_> {
             }
         }
         self.actions.extend(actions);
+        if self.observed.experiment.spec.faults.iter().any(has_hosts) {
+            self.wake(self.now + RESOLVE);
+        }
     }
 
     /// The next moment at which a window opens or closes.
@@ -106,6 +115,12 @@ impl Pass<'_> {
             }
         }
     }
+}
+
+/// Nothing in the cluster changes when a name server's answer does.
+fn has_hosts(fault: &Fault) -> bool {
+    let peers = fault.network.as_ref().and_then(|n| n.peers.as_ref());
+    peers.is_some_and(|p| !p.hosts.is_empty())
 }
 
 /// The running run in a sentence.
