@@ -31,6 +31,8 @@ const ASSUMED_RATE: f64 = 10_000.0;
 const MIN_LIMIT: f64 = 1_000.0;
 /// Most packets that a queue holds.
 const MAX_LIMIT: f64 = 100_000.0;
+/// The most that the fate of a packet may depend on that of the one before, in percent.
+const MAX_CORRELATION: f64 = 99.9;
 /// The port of name servers.
 const DNS: u16 = 53;
 /// How long a drained queue may still hold what was on its way into it.
@@ -110,10 +112,33 @@ fn as_loss(loss: &network::Loss) -> Loss {
                 .map_or(100.0, windtunnel_crds::units::Percent::get),
             loss_in_good: model.loss_in_good.unwrap_or_default().get(),
         },
-        (percent, None) => Loss::Random(Chance {
-            percent: percent.unwrap_or_default().get(),
-            correlation: loss.correlation.unwrap_or_default().get(),
-        }),
+        (percent, None) => {
+            let percent = percent.unwrap_or_default().get();
+            match loss.correlation.unwrap_or_default().get() {
+                correlation if correlation > 0.0 && percent < 100.0 => {
+                    correlated(percent, correlation)
+                }
+                _ => Loss::Random(Chance {
+                    percent,
+                    correlation: 0.0,
+                }),
+            }
+        }
+    }
+}
+
+/// The chain of two states that loses `percent` of all packets, and in which the fate of a packet
+/// has the asked correlation with that of the one before. netem's own correlation narrows the
+/// numbers that it compares with the percentage: of 20 % it would leave 10 % at a correlation of
+/// 25 %, 3 % at 50 % and none at 90 %.
+fn correlated(percent: f64, correlation: f64) -> Loss {
+    // At 100 % no packet would ever differ from the first.
+    let change = 100.0 - correlation.min(MAX_CORRELATION);
+    Loss::GilbertElliott {
+        to_bad: percent * change / 100.0,
+        to_good: (100.0 - percent) * change / 100.0,
+        loss_in_bad: 100.0,
+        loss_in_good: 0.0,
     }
 }
 
@@ -469,21 +494,47 @@ mod tests {
     }
 
     #[test]
-    fn a_lossy_link_maps_to_netem() {
-        let impairment = Impairment {
-            loss: Some(network::Loss {
-                percent: Some(Percent::new(20.0).unwrap()),
-                correlation: None,
-                gilbert_elliott: None,
-            }),
-            ..Impairment::default()
-        };
-        assert_eq!(
-            netem(&impairment).loss,
+    fn a_loss_keeps_its_share_whatever_its_correlation() {
+        let random = |percent| {
             Loss::Random(Chance {
-                percent: 20.0,
-                correlation: 0.0
+                percent,
+                correlation: 0.0,
             })
-        );
+        };
+        let chain = |to_bad, to_good| Loss::GilbertElliott {
+            to_bad,
+            to_good,
+            loss_in_bad: 100.0,
+            loss_in_good: 0.0,
+        };
+        for (percent, correlation, wanted) in [
+            (20.0, None, random(20.0)),
+            (20.0, Some(0.0), random(20.0)),
+            (100.0, Some(50.0), random(100.0)),
+            (20.0, Some(50.0), chain(10.0, 40.0)),
+            (50.0, Some(100.0), chain(0.05, 0.05)),
+        ] {
+            let loss = network::Loss {
+                percent: Some(Percent::new(percent).unwrap()),
+                correlation: correlation.map(|c| Percent::new(c).unwrap()),
+                gilbert_elliott: None,
+            };
+            let (found, case) = (as_loss(&loss), format!("{percent} %, {correlation:?}"));
+            match (&found, &wanted) {
+                (
+                    Loss::GilbertElliott {
+                        to_bad: a,
+                        to_good: b,
+                        ..
+                    },
+                    Loss::GilbertElliott {
+                        to_bad: x,
+                        to_good: y,
+                        ..
+                    },
+                ) => assert!((a - x).abs() + (b - y).abs() < 1e-9, "{case}: {found:?}"),
+                _ => assert_eq!(found, wanted, "{case}"),
+            }
+        }
     }
 }
