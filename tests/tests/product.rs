@@ -4,6 +4,7 @@
 //! each in a namespace of its own; then the others run one after the other.
 
 mod product {
+    pub(crate) mod doses;
     pub(crate) mod measure;
     pub(crate) mod network;
     pub(crate) mod stage;
@@ -16,8 +17,8 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use libtest_mimic::{Arguments, Conclusion, Trial};
 
-use product::network;
 use product::stage::Stage;
+use product::{doses, network};
 
 type Test = fn(&Stage) -> Result<()>;
 
@@ -25,7 +26,19 @@ type Test = fn(&Stage) -> Result<()>;
 const BESIDE: usize = 4;
 
 /// Tests that touch only what is in their own namespace.
-const GENTLE: &[(&str, Test)] = &[("delay_is_there_and_gone", network::delay_is_there_and_gone)];
+const GENTLE: &[(&str, Test)] = &[
+    ("delay_is_there_and_gone", network::delay_is_there_and_gone),
+    (
+        "delay_and_loss_are_as_asked",
+        doses::delay_and_loss_are_as_asked,
+    ),
+    (
+        "directions_are_those_of_the_target",
+        doses::directions_are_those_of_the_target,
+    ),
+    ("every_dose_is_seen", doses::every_dose_is_seen),
+    ("bandwidth_is_as_asked", doses::bandwidth_is_as_asked),
+];
 
 /// Tests that take agents, the operator, nodes or the control plane down.
 const ROUGH: &[(&str, Test)] = &[];

@@ -14,6 +14,8 @@ use super::stage::{Pod, Space, close};
 
 /// Milliseconds that a control packet may be late at a calm moment.
 const CALM: f64 = 10.0;
+/// The share of packets that a calm machine may lose.
+const NEXT_TO_NONE: f64 = 0.000_5;
 /// How often packets are sent anew while too few met a calm moment.
 const ROUNDS: usize = 5;
 /// How much farther off the median of all packets may be if there were too few calm moments: a
@@ -94,13 +96,13 @@ impl Outcome {
     }
 
     /// When each packet was sent and when its answer came, in milliseconds since the start.
-    fn journeys(&self) -> impl Iterator<Item = (f64, Option<f64>)> {
+    pub(crate) fn journeys(&self) -> impl Iterator<Item = (f64, Option<f64>)> {
         let pairs = self.sent_millis.iter().zip(&self.millis);
         pairs.map(|(sent, took)| (*sent, took.map(|took| sent + took)))
     }
 
     /// By how much the answer to each packet came later than one that was sent when it was due.
-    fn lateness(&self, every: f64) -> Vec<(f64, f64)> {
+    pub(crate) fn lateness(&self, every: f64) -> Vec<(f64, f64)> {
         let first = self.sent_millis.first().copied().unwrap_or_default();
         let due = |number: usize| first + number as f64 * every;
         let journeys = self.journeys().enumerate();
@@ -124,7 +126,7 @@ pub(crate) struct Added {
 
 impl Added {
     /// Adds what one round saw of packets that are to be held back for `latency` milliseconds.
-    fn add(&mut self, subject: &Outcome, control: &Outcome, every: f64, latency: f64) {
+    pub(crate) fn add(&mut self, subject: &Outcome, control: &Outcome, every: f64, latency: f64) {
         let lateness = control.lateness(every);
         for (sent, back) in subject.journeys() {
             let Some(back) = back else { continue };
@@ -185,6 +187,18 @@ impl Space<'_> {
         serde_json::from_str(&text).with_context(|| format!("read the outcome of probes: {text}"))
     }
 
+    /// Sends probes until the last of the echoes, which no fault is to meet, lost next to none, or
+    /// for some rounds; what came back from each in the last round.
+    pub(crate) fn calm_probes(&self, from: &Pod, probes: &Probes) -> Result<Vec<Outcome>> {
+        for _ in 1..ROUNDS {
+            let outcomes = self.probes(from, probes)?;
+            if outcomes.last().is_some_and(|o| o.loss() < NEXT_TO_NONE) {
+                return Ok(outcomes);
+            }
+        }
+        self.probes(from, probes)
+    }
+
     /// Probes echoes that are to answer `latency` milliseconds later than `control`, until at least
     /// `enough` answers of each came at calm moments, for some rounds at most.
     pub(crate) fn added(
@@ -228,4 +242,36 @@ pub(crate) fn median(all: &[f64]) -> f64 {
     let mut sorted = all.to_vec();
     sorted.sort_by(f64::total_cmp);
     sorted.get(sorted.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// Fails unless `found` of `all` independent chances of `share` is what three standard deviations
+/// allow, and `excuse` (a share) more, for what the machine lost by itself.
+pub(crate) fn share(
+    what: &str,
+    (found, all): (usize, usize),
+    share: f64,
+    excuse: f64,
+) -> Result<()> {
+    let deviation = (share * (1.0 - share) / all as f64).sqrt();
+    within(
+        what,
+        found as f64 / all as f64,
+        share,
+        3.0 * deviation + excuse,
+    )
+}
+
+/// Fails unless `found` is no farther than `margin` from `wanted`.
+pub(crate) fn within(what: &str, found: f64, wanted: f64, margin: f64) -> Result<()> {
+    ensure!(
+        (found - wanted).abs() <= margin,
+        "{what}: {found:.5} is not within {margin:.5} of {wanted:.5}"
+    );
+    Ok(())
+}
+
+/// Measures a second time if the first fails: one in 370 right measurements lies beyond three
+/// standard deviations, and a wrong dose is wrong both times.
+pub(crate) fn twice(measure: impl Fn() -> Result<()>) -> Result<()> {
+    measure().or_else(|first| measure().with_context(|| format!("before that: {first:#}")))
 }

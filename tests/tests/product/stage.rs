@@ -57,6 +57,11 @@ impl Stage {
         cluster.enter()?;
         // It ends with the process.
         let cluster: &'static Cluster = Box::leak(Box::new(cluster));
+        for node in cluster.nodes()? {
+            // Probes wait in their sockets while a busy machine lets nobody read them.
+            let write = "echo 8388608 >/proc/sys/net/core/rmem_max";
+            node.run(&["sh", "-c", write])?.text()?;
+        }
         let windtunnel = Installation::load(cluster, Profile::Dev)?;
         windtunnel.install(&[])?;
         Ok(Self {
@@ -103,6 +108,13 @@ impl Stage {
         text.trim()
             .parse()
             .with_context(|| format!("no process of {}: {text:?}", pod.name))
+    }
+
+    /// A counter of the kernel's own in a pod's network namespace: `Udp InDatagrams`, or
+    /// `Udp6InDatagrams` for IPv6.
+    pub(crate) fn counter(&self, pod: &Pod, name: &str) -> Result<u64> {
+        let text = self.in_netns(pod, &["cat", "/proc/net/snmp", "/proc/net/snmp6"])?;
+        counter(&text, name).with_context(|| format!("no counter {name} in {text}"))
     }
 
     /// Everything of a pod's network that a fault could change: links, queueing disciplines, tables,
@@ -182,6 +194,11 @@ spec:
     /// Two echoes and a client: `client` on node1, `echo` on node2 behind the Service `echo` (port 77),
     /// `other` on node2 as well.
     pub(crate) fn client_and_echoes(&self) -> Result<(Pod, Pod, Pod)> {
+        self.client_and_echoes_on(&["echo"])
+    }
+
+    /// The same, with other arguments of `echo`.
+    pub(crate) fn client_and_echoes_on(&self, args: &[&str]) -> Result<(Pod, Pod, Pod)> {
         let mut pods = self.pods(&[
             Wanted {
                 name: "client",
@@ -193,7 +210,7 @@ spec:
                 name: "echo",
                 app: "echo",
                 node: "node2",
-                args: &["echo"],
+                args,
             },
             Wanted {
                 name: "other",
@@ -291,6 +308,16 @@ spec:
     pub(crate) fn run(&self, name: &str, spec: &str) -> Result<Run<'a>> {
         Run::apply(self.stage.cluster, &self.name, name, spec)
     }
+}
+
+fn counter(text: &str, name: &str) -> Option<u64> {
+    let Some((group, field)) = name.split_once(' ') else {
+        let line = text.lines().find(|l| l.split(' ').next() == Some(name))?;
+        return line.split_whitespace().nth(1)?.parse().ok();
+    };
+    let mut lines = text.lines().filter(|l| l.split(':').next() == Some(group));
+    let at = lines.next()?.split(' ').position(|f| f == field)?;
+    lines.next()?.split(' ').nth(at)?.parse().ok()
 }
 
 /// `address:port` of either family.
