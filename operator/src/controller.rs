@@ -248,14 +248,14 @@ pub async fn run_with(
         all.clone(),
         readiness.block("the emergency stop"),
     ));
-    let experiments = spawn_controller(
+    spawn_controller(
         &mut parts,
         &ctx,
         triggered,
         (all.clone(), leadership),
         shutdown.clone(),
     );
-    parts.spawn(sweep_loop(ctx.clone(), experiments));
+    parts.spawn(sweep_loop(ctx.clone()));
     let lease = lease::compete(
         client,
         &args.namespace,
@@ -274,14 +274,14 @@ pub async fn run_with(
     }
 }
 
-/// Starts the passes; returns the cache of experiments.
+/// Starts the passes.
 fn spawn_controller(
     parts: &mut JoinSet<&'static str>,
     ctx: &Arc<Ctx>,
     triggered: mpsc::UnboundedReceiver<ObjectRef<ChaosExperiment>>,
     (all, leadership): (Arc<tokio::sync::Notify>, Leadership),
     shutdown: CancellationToken,
-) -> Store<ChaosExperiment> {
+) {
     let api: Api<ChaosExperiment> = Api::all(ctx.client.clone());
     let on_stop = stream::unfold(all, |all| async {
         all.notified().await;
@@ -303,7 +303,6 @@ fn spawn_controller(
         .reconcile_all_on(on_stop)
         .reconcile_all_on(on_lead)
         .graceful_shutdown_on(shutdown.cancelled_owned());
-    let experiments = controller.store();
     let passes = controller.run(reconcile, on_error, ctx.clone());
     parts.spawn(async move {
         passes
@@ -315,17 +314,14 @@ fn spawn_controller(
             .await;
         "the controller"
     });
-    experiments
 }
 
-/// Deletes what belongs to nobody, as the leader.
-async fn sweep_loop(ctx: Arc<Ctx>, experiments: Store<ChaosExperiment>) -> &'static str {
+/// Deletes what belongs to nobody, as the leader, for as long as the process lives. It does not
+/// wait for the controller's cache, which wakes one who waits, and that is the controller.
+async fn sweep_loop(ctx: Arc<Ctx>) -> &'static str {
     let mut misses = BTreeMap::new();
     let mut ticks = interval(SWEEP);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    if experiments.wait_until_ready().await.is_err() {
-        return "the cache of experiments";
-    }
     loop {
         ticks.tick().await;
         if !may_write(&ctx.leadership) {

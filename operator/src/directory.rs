@@ -62,7 +62,19 @@ struct Namespace {
     services: Store<Service>,
     slices: Store<EndpointSlice>,
     users: Mutex<BTreeSet<(String, String)>>,
+    /// Whose turn it is to wait until the stores are filled.
+    turn: tokio::sync::Mutex<()>,
     _watches: JoinSet<()>,
+}
+
+/// Whether a store was filled. It wakes only the last who asked, so those who wait ask in turn.
+async fn is_filled<K>(store: &Store<K>, turn: &tokio::sync::Mutex<()>) -> bool
+where
+    K: reflector::Lookup + Clone + 'static,
+    K::DynamicType: std::hash::Hash + Eq + Clone,
+{
+    let _turn = turn.lock().await;
+    store.wait_until_ready().await.is_ok()
 }
 
 type Resolved = (Instant, Result<Vec<IpAddr>, String>);
@@ -163,9 +175,9 @@ impl Directories {
             Arc::clone(watched)
         };
         let listed = async {
-            watched.pods.wait_until_ready().await.is_ok()
-                && watched.services.wait_until_ready().await.is_ok()
-                && watched.slices.wait_until_ready().await.is_ok()
+            is_filled(&watched.pods, &watched.turn).await
+                && is_filled(&watched.services, &watched.turn).await
+                && is_filled(&watched.slices, &watched.turn).await
         };
         match timeout(FIRST_LIST, listed).await {
             Ok(true) => Ok(watched),
@@ -203,6 +215,7 @@ impl Directories {
                 services,
                 slices,
                 users: Mutex::default(),
+                turn: tokio::sync::Mutex::default(),
                 _watches: watches,
             }
         })
@@ -305,4 +318,29 @@ fn select(pods: &Store<Pod>, selector: &LabelSelector) -> Result<BTreeSet<IpAddr
         .filter(|pod| !pod.host_network)
         .flat_map(|pod| pod.addresses)
         .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn everybody_who_waits_for_a_store_is_woken() {
+        let (store, mut writer) = reflector::store::<EndpointSlice>();
+        let (store, turn) = (Arc::new(store), Arc::new(tokio::sync::Mutex::new(())));
+        let mut waiting = JoinSet::new();
+        for _ in 0..3 {
+            let (store, turn) = (store.clone(), turn.clone());
+            waiting.spawn(async move { is_filled(&store, &turn).await });
+        }
+        // All of them wait before there is anything.
+        tokio::task::yield_now().await;
+        for event in [watcher::Event::Init, watcher::Event::InitDone] {
+            writer.apply_watcher_event(&event);
+        }
+        let all = timeout(Duration::from_secs(5), waiting.join_all()).await;
+        assert_eq!(all.ok(), Some(vec![true; 3]));
+    }
 }
