@@ -5,28 +5,36 @@
 
 mod product {
     pub(crate) mod doses;
+    pub(crate) mod lamp;
+    pub(crate) mod lifecycle;
     pub(crate) mod measure;
     pub(crate) mod network;
+    pub(crate) mod reclaim;
+    pub(crate) mod scene;
     pub(crate) mod stage;
+    pub(crate) mod traces;
 }
 
 use std::io::{self, Write};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::Context;
 use libtest_mimic::{Arguments, Conclusion, Trial};
 
-use product::stage::Stage;
-use product::{doses, network};
-
-type Test = fn(&Stage) -> Result<()>;
+use product::stage::{Stage, Test};
+use product::{doses, lifecycle, network, reclaim};
 
 /// How many tests run beside each other.
 const BESIDE: usize = 4;
 
 /// Tests that touch only what is in their own namespace.
-const GENTLE: &[(&str, Test)] = &[
+const GENTLE: &[&[Test]] = &[NETWORK, lifecycle::GENTLE, reclaim::GENTLE];
+
+/// Tests that take agents, the operator, nodes or the control plane down.
+const ROUGH: &[&[Test]] = &[lifecycle::ROUGH, reclaim::ROUGH];
+
+const NETWORK: &[Test] = &[
     ("delay_is_there_and_gone", network::delay_is_there_and_gone),
     (
         "delay_and_loss_are_as_asked",
@@ -39,9 +47,6 @@ const GENTLE: &[(&str, Test)] = &[
     ("every_dose_is_seen", doses::every_dose_is_seen),
     ("bandwidth_is_as_asked", doses::bandwidth_is_as_asked),
 ];
-
-/// Tests that take agents, the operator, nodes or the control plane down.
-const ROUGH: &[(&str, Test)] = &[];
 
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
@@ -68,13 +73,13 @@ fn main() -> ExitCode {
 
 fn run(
     arguments: &Arguments,
-    tests: &[(&'static str, Test)],
+    tests: &[&[Test]],
     threads: usize,
     stage: Option<&Arc<Stage>>,
 ) -> Conclusion {
     let mut arguments = arguments.clone();
     arguments.test_threads.get_or_insert(threads);
-    let trials = tests.iter().map(|&(name, test)| {
+    let trials = tests.concat().into_iter().map(|(name, test)| {
         let stage = stage.cloned();
         Trial::test(name, move || {
             let stage = stage

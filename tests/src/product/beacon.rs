@@ -1,4 +1,4 @@
-//! A beacon: packets to an echo in the cluster, a thousand a second, from this process, on this
+//! A beacon: packets to an echo in the cluster, at a steady pace, from this process, on this
 //! process's own clock. What a fault does to them says when it came and when it went.
 
 use std::net::{SocketAddr, UdpSocket};
@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 
 use crate::cluster::Cluster;
 
-/// Between two packets.
+/// Between two packets, where nothing else is asked for.
 const EVERY: Duration = Duration::from_millis(1);
 
 /// When each packet left, and when it came back.
@@ -40,11 +40,19 @@ pub struct Beacon {
 }
 
 impl Beacon {
-    /// Starts sending to an echo, from the cluster's network.
+    /// Starts sending to an echo, from the cluster's network, a thousand packets a second.
     ///
     /// # Errors
     /// When there is no socket to be had.
     pub fn start(cluster: &Cluster, echo: SocketAddr) -> Result<Self> {
+        Self::paced(cluster, echo, EVERY)
+    }
+
+    /// Starts sending to an echo, from the cluster's network, one packet `every` so often.
+    ///
+    /// # Errors
+    /// When there is no socket to be had.
+    pub fn paced(cluster: &Cluster, echo: SocketAddr, every: Duration) -> Result<Self> {
         let socket = cluster.within(|| {
             let any = if echo.is_ipv4() {
                 "0.0.0.0:0"
@@ -61,7 +69,7 @@ impl Beacon {
         let sender = {
             let (socket, flights, is_over) =
                 (socket.try_clone()?, flights.clone(), is_over.clone());
-            thread::spawn(move || send(&socket, &flights, &is_over))
+            thread::spawn(move || send(&socket, every, &flights, &is_over))
         };
         let receiver = {
             let (flights, is_over) = (flights.clone(), is_over.clone());
@@ -93,7 +101,7 @@ impl Drop for Beacon {
     }
 }
 
-fn send(socket: &UdpSocket, flights: &Mutex<Vec<Flight>>, is_over: &AtomicBool) {
+fn send(socket: &UdpSocket, every: Duration, flights: &Mutex<Vec<Flight>>, is_over: &AtomicBool) {
     let mut next = Instant::now();
     while !is_over.load(Ordering::Relaxed) {
         let number = {
@@ -106,7 +114,7 @@ fn send(socket: &UdpSocket, flights: &Mutex<Vec<Flight>>, is_over: &AtomicBool) 
         };
         // A packet that could not be sent never comes back.
         let _ = socket.send(&(number as u64).to_be_bytes());
-        next += EVERY;
+        next += every;
         let now = Instant::now();
         if next > now {
             thread::park_timeout(next - now);

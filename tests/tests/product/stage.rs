@@ -17,6 +17,9 @@ const BOUND: Duration = Duration::from_mins(1);
 /// The port of `sample echo`.
 pub(crate) const ECHO: u16 = 7;
 
+/// A test and its name.
+pub(crate) type Test = (&'static str, fn(&Stage) -> Result<()>);
+
 /// The cluster, with windtunnel on it.
 pub(crate) struct Stage {
     pub(crate) cluster: &'static Cluster,

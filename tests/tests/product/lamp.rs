@@ -1,0 +1,107 @@
+//! A lamp: an echo in a pod, looked at a hundred times a second. A fault that loses every packet
+//! puts it out; a single answer proves that the fault is not in place. So what is measured is
+//! there or not, however slow the machine is.
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use windtunnel_tests::cluster::poll::until;
+use windtunnel_tests::product::{Beacon, Flight};
+
+use super::stage::{ECHO, Pod, Stage, at};
+
+const EVERY: Duration = Duration::from_millis(10);
+/// A packet that was not answered for so long is lost: a loaded machine is later than a network.
+const LOST: Duration = Duration::from_secs(1);
+/// So many packets in a row, lost or answered, are no accident of a network.
+const ROW: usize = 30;
+/// So many lost in a row are no stall of a loaded machine either.
+const DARK: usize = 150;
+
+/// Packets to the echo of a pod, for as long as this value lives.
+pub(crate) struct Lamp {
+    echo: String,
+    beacon: Beacon,
+}
+
+impl Lamp {
+    /// Begins to look at an echo, and waits until it answers.
+    pub(crate) fn light(stage: &Stage, echo: &Pod) -> Result<Self> {
+        let address: SocketAddr = at(&echo.v4, ECHO)
+            .parse()
+            .with_context(|| format!("the address of {}", echo.name))?;
+        let lamp = Self {
+            echo: echo.name.clone(),
+            beacon: Beacon::paced(stage.cluster, address, EVERY)?,
+        };
+        lamp.comes_back(Instant::now(), Duration::from_secs(20))?;
+        Ok(lamp)
+    }
+
+    /// Waits until nothing is answered any more.
+    pub(crate) fn goes_out(&self, since: Instant, bound: Duration) -> Result<Instant> {
+        until("an echo that falls silent", bound + LOST, || {
+            let flights = self.beacon.since(since);
+            let old = &flights[..flights.partition_point(|f| f.left.elapsed() > LOST)];
+            let row = old
+                .windows(ROW)
+                .position(|row| row.iter().all(|f| f.back.is_none()));
+            Ok(row.map(|at| old[at].left))
+        })
+    }
+
+    /// How long after a moment packets were answered again.
+    pub(crate) fn comes_back(&self, since: Instant, bound: Duration) -> Result<Duration> {
+        until("an echo that answers", bound + LOST, || {
+            let flights = self.beacon.since(since);
+            let row = flights
+                .windows(ROW)
+                .position(|row| row.iter().all(|f| f.back.is_some()));
+            Ok(row.map(|at| flights[at].left.duration_since(since)))
+        })
+    }
+
+    /// Fails if a single packet of those between two moments was answered.
+    pub(crate) fn was_out(&self, since: Instant, until: Instant) -> Result<()> {
+        let flights = self.beacon.since(since);
+        let mut between = flights.iter().take_while(|f| f.left < until);
+        let answered = between.find(|f| f.back.is_some());
+        ensure!(
+            answered.is_none(),
+            "a packet was answered {:?} into a fault that loses all of them",
+            answered.map(|f| f.left.duration_since(since))
+        );
+        Ok(())
+    }
+
+    /// Fails if since a moment all packets of more than a second were lost.
+    pub(crate) fn was_lit(&self, since: Instant) -> Result<()> {
+        // Answers that are late are still on their way, those of a fault never come.
+        let settled = Instant::now();
+        until("what was sent last", LOST * 2, || {
+            Ok((settled.elapsed() > LOST).then_some(()))
+        })?;
+        let flights = self.beacon.since(since);
+        let sent: Vec<&Flight> = flights.iter().take_while(|f| f.left < settled).collect();
+        let dark = sent
+            .windows(DARK)
+            .find(|row| row.iter().all(|f| f.back.is_none()));
+        ensure!(
+            dark.is_none(),
+            "{DARK} packets to {} were lost in a row, {:?} after the moment from which none was to be",
+            self.echo,
+            dark.map(|row| row[0].left.duration_since(since))
+        );
+        Ok(())
+    }
+
+    /// Waits for a moment, then fails if the echo was silent since another one.
+    pub(crate) fn stays_lit(&self, since: Instant, moment: Instant) -> Result<()> {
+        let left = moment.saturating_duration_since(Instant::now());
+        until("the end of the window", left + LOST, || {
+            Ok((Instant::now() >= moment).then_some(()))
+        })?;
+        self.was_lit(since)
+    }
+}
