@@ -3,15 +3,26 @@
 //! program. Tests that leave everybody else's pods, agents and nodes alone run beside each other,
 //! each in a namespace of its own; then the others run one after the other.
 
+#![allow(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "numbers of packets and of milliseconds are small and not negative"
+)]
+
 mod product {
+    pub(crate) mod compose;
     pub(crate) mod doses;
     pub(crate) mod lamp;
     pub(crate) mod lifecycle;
+    pub(crate) mod manifests;
     pub(crate) mod measure;
     pub(crate) mod network;
+    pub(crate) mod peers;
     pub(crate) mod reclaim;
     pub(crate) mod scene;
     pub(crate) mod stage;
+    pub(crate) mod timeline;
     pub(crate) mod traces;
 }
 
@@ -23,7 +34,7 @@ use anyhow::Context;
 use libtest_mimic::{Arguments, Conclusion, Trial};
 
 use product::stage::{Stage, Test};
-use product::{doses, lifecycle, network, reclaim};
+use product::{compose, doses, lifecycle, manifests, network, peers, reclaim, timeline};
 
 /// How many tests run beside each other.
 const BESIDE: usize = 4;
@@ -46,6 +57,31 @@ const NETWORK: &[Test] = &[
     ),
     ("every_dose_is_seen", doses::every_dose_is_seen),
     ("bandwidth_is_as_asked", doses::bandwidth_is_as_asked),
+    ("peers_are_those_chosen", peers::peers_are_those_chosen),
+    (
+        "local_ports_are_those_of_the_target",
+        peers::local_ports_are_those_of_the_target,
+    ),
+    ("peers_follow_the_cluster", peers::peers_follow_the_cluster),
+    (
+        "probes_and_names_are_spared",
+        peers::probes_and_names_are_spared,
+    ),
+    (
+        "windows_open_and_close_in_time",
+        timeline::windows_open_and_close_in_time,
+    ),
+    ("experiments_compose", compose::experiments_compose),
+    ("equal_peers_are_refused", compose::equal_peers_are_refused),
+    (
+        "manifests_get_their_answers",
+        manifests::manifests_get_their_answers,
+    ),
+    ("examples_are_accepted", manifests::examples_are_accepted),
+    (
+        "a_run_is_what_it_was_created_as",
+        manifests::a_run_is_what_it_was_created_as,
+    ),
 ];
 
 fn main() -> ExitCode {

@@ -40,18 +40,18 @@ fn pods(space: &Space<'_>) -> Result<(Pod, Pod)> {
 
 /// Faults on the client, each on packets to one port of the echo.
 fn faults(doses: &[(u16, &str)]) -> String {
-    let mut spec = "duration: 10m\nfaults:\n".to_owned();
-    for (port, dose) in doses {
-        spec += &format!(
+    let fault = |(port, dose): &(u16, &str)| {
+        format!(
             "- name: port-{port}
   target: {{selector: {{matchLabels: {{app: client}}}}}}
   network:
     peers: {{podSelector: {{matchLabels: {{app: echo}}}}, ports: [{{port: {port}, protocol: UDP}}]}}
     {dose}
 "
-        );
-    }
-    spec
+        )
+    };
+    let faults: String = doses.iter().map(fault).collect();
+    format!("duration: 10m\nfaults:\n{faults}")
 }
 
 /// A delay of 1500 ms is 1500 ms, with jitter it stays within its bounds, and a loss of 20 % beside
