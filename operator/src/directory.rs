@@ -42,6 +42,8 @@ const FIRST_LIST: Duration = Duration::from_secs(10);
 /// How long the addresses of a host name are good for: less than the minute after which they are
 /// asked for again, so that no turn is missed by a moment.
 const HOST_TTL: Duration = Duration::from_secs(55);
+/// How long it is taken for true that a host has no address.
+const NO_HOST_TTL: Duration = Duration::from_secs(4);
 /// How long a name server may take.
 const RESOLVE: Duration = Duration::from_secs(3);
 
@@ -221,10 +223,15 @@ impl Directories {
         })
     }
 
-    /// The addresses of a host, at most [`HOST_TTL`] old.
+    /// The addresses of a host, at most [`HOST_TTL`] old; that there are none, [`NO_HOST_TTL`].
     async fn resolve(&self, host: &str) -> Result<Vec<IpAddr>, String> {
         if let Some((asked, answer)) = lock(&self.hosts).get(host)
-            && asked.elapsed() < HOST_TTL
+            && asked.elapsed()
+                < if answer.is_ok() {
+                    HOST_TTL
+                } else {
+                    NO_HOST_TTL
+                }
         {
             return answer.clone();
         }

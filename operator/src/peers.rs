@@ -41,6 +41,8 @@ pub struct PeerSet {
     pub groups: Vec<PeerGroup>,
     /// What the user should know about the choice.
     pub notes: Vec<String>,
+    /// A host has no address: it is asked for again soon.
+    pub is_partial: bool,
 }
 
 /// Why peers cannot be used.
@@ -81,12 +83,16 @@ pub fn resolve(
     for host in hosts {
         match directory.hosts.get(&host.0) {
             Some(Ok(found)) => addresses.extend(found.iter().copied().map(IpNet::from)),
-            Some(Err(why)) => set
-                .notes
-                .push(format!("host {} has no address: {why}", host.0)),
-            None => set
-                .notes
-                .push(format!("host {} is not resolved yet", host.0)),
+            Some(Err(why)) => {
+                set.is_partial = true;
+                set.notes
+                    .push(format!("host {} has no address: {why}", host.0));
+            }
+            None => {
+                set.is_partial = true;
+                set.notes
+                    .push(format!("host {} is not resolved yet", host.0));
+            }
         }
     }
     if pod_selector.is_some() {

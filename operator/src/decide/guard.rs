@@ -27,7 +27,7 @@ pub(crate) fn reach<'a>(
         return Err(Refusal::new(
             Ending::NotAllowed,
             format!(
-                "the experiment would hit {} pods, of {} at most (chart value operator.maxTargets)",
+                "the experiment would hit {} pods, of {} at most (chart value experiments.maxTargets)",
                 pods.len(),
                 policy.max_targets
             ),

@@ -487,5 +487,12 @@ fn host_names_are_resolved_again_each_minute() {
         let wakes = decide(&sim.observed, sim.now).wake_at.unwrap();
         let wakes = wakes.duration_since(sim.now);
         assert_eq!(wakes <= seconds(60), is_due, "{peers}: {wakes:?}");
+        // One that has no address is not left without for a minute.
+        for found in sim.observed.peers.values_mut().flatten() {
+            found.is_partial = true;
+        }
+        let wakes = decide(&sim.observed, sim.now).wake_at.unwrap();
+        let wakes = wakes.duration_since(sim.now);
+        assert_eq!(wakes <= seconds(5), is_due, "{peers}, partial: {wakes:?}");
     }
 }

@@ -12,6 +12,8 @@ use crate::decide::{Action, Change, ending::Ending, kill, plan, rollup};
 
 /// How often host names among the peers are resolved again.
 const RESOLVE: SignedDuration = SignedDuration::from_mins(1);
+/// How soon a host name that has no address is asked for again.
+const RETRY: SignedDuration = SignedDuration::from_secs(5);
 /// How often the pods of a kill are looked at until they are gone.
 const KILL_POLL: SignedDuration = SignedDuration::from_millis(500);
 
@@ -98,7 +100,9 @@ impl Pass<'_> {
         }
         self.actions.extend(actions);
         if self.observed.experiment.spec.faults.iter().any(has_hosts) {
-            self.wake(self.now + RESOLVE);
+            let mut peers = self.observed.peers.values().flatten();
+            let is_partial = peers.any(|peers| peers.is_partial);
+            self.wake(self.now + if is_partial { RETRY } else { RESOLVE });
         }
     }
 
