@@ -97,11 +97,7 @@ pub(crate) fn delay_and_loss_are_as_asked(stage: &Stage) -> Result<()> {
     })?;
     run.abort()?;
     run.wait("Clean", SOON)?;
-    ensure!(
-        stage.snapshot(&client)? == before,
-        "the pod's network is not as before"
-    );
-    Ok(())
+    stage.unchanged(&client, &before)
 }
 
 /// Delays of 1500 ± 200 ms: none is shorter, next to none is longer but for what the control was
@@ -225,11 +221,7 @@ pub(crate) fn every_dose_is_seen(stage: &Stage) -> Result<()> {
     })?;
     run.abort()?;
     run.wait("Clean", SOON)?;
-    ensure!(
-        stage.snapshot(&client)? == before,
-        "the pod's network is not as before"
-    );
-    Ok(())
+    stage.unchanged(&client, &before)
 }
 
 /// One flipped bit: it is found by a checksum and the packet is not answered, unless it is in the

@@ -46,9 +46,5 @@ faults:
         );
     }
     run.wait("Clean", SOON)?;
-    ensure!(
-        stage.snapshot(&client)? == before,
-        "the pod's network is not as before"
-    );
-    Ok(())
+    stage.unchanged(&client, &before)
 }

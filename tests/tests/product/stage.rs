@@ -137,6 +137,23 @@ impl Stage {
         Ok(all)
     }
 
+    /// Fails unless a pod's network is as an earlier snapshot says.
+    pub(crate) fn unchanged(&self, pod: &Pod, before: &str) -> Result<()> {
+        let now = self.snapshot(pod)?;
+        let lines = |these: &str, those: &str| {
+            let new = these.lines().filter(|line| !those.contains(*line));
+            new.collect::<Vec<_>>().join("\n")
+        };
+        ensure!(
+            now == before,
+            "the network of pod {} is not as before; new: {:?}; gone: {:?}",
+            pod.name,
+            lines(&now, before),
+            lines(before, &now)
+        );
+        Ok(())
+    }
+
     /// The pids of the injectors on a node.
     pub(crate) fn injectors(&self, node: &str) -> Result<Vec<i32>> {
         // The bracket keeps the pattern from matching the program that looks for it.
