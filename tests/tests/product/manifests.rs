@@ -60,10 +60,11 @@ pub(crate) fn manifests_get_their_answers(stage: &Stage) -> Result<()> {
         .enumerate()
         .partition(|(_, case)| is_about_a_field(case));
     // Not as one List: kubectl would judge that by itself, and in other words than the server.
-    let all: String = named
+    let all: Vec<String> = named
         .iter()
-        .map(|(n, case)| format!("{}\n", object(*n, case)))
+        .map(|(n, case)| object(*n, case).to_string())
         .collect();
+    let all = all.join("\n");
     let (accepted, refused) = dry_run(&space, &all)?;
     ensure!(!accepted.is_empty(), "nothing is accepted: {refused}");
     for (number, case) in named {

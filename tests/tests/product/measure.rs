@@ -76,18 +76,10 @@ impl Outcome {
         self.millis.iter().copied().flatten().collect()
     }
 
-    pub(crate) fn mean(&self) -> f64 {
-        mean(&self.answered_millis())
-    }
-
     pub(crate) fn min(&self) -> f64 {
         self.answered_millis()
             .into_iter()
             .fold(f64::INFINITY, f64::min)
-    }
-
-    pub(crate) fn max(&self) -> f64 {
-        self.answered_millis().into_iter().fold(0.0, f64::max)
     }
 
     /// The share without an answer.

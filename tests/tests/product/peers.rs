@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use windtunnel_tests::cluster::poll::until;
+use windtunnel_tests::product::Run;
 
 use super::measure::Probes;
 use super::stage::{ECHO, Pod, Space, Stage, Wanted, at, kubectl};
@@ -120,19 +121,8 @@ pub(crate) fn peers_are_those_chosen(stage: &Stage) -> Result<()> {
     let before = snapshots(stage, &clients)?;
     let run = space.run("chosen", &spec)?;
     run.wait("Injected", SOON)?;
-    // A name server may be late; then it is asked again.
-    let without = "has no address";
-    run.until("addresses of the host", SOON, |status| {
-        !status["faults"].to_string().contains(without)
-    })?;
-    let client = clients
-        .iter()
-        .find(|c| c.name == "hosts")
-        .context("no client")?;
-    until("the host's addresses in the kernel", SOON, || {
-        let held = stage.in_netns(client, &["nft", "list", "ruleset"])?;
-        Ok(held.contains(&service.0).then_some(()))
-    })?;
+    let client = clients.iter().find(|c| c.name == "hosts");
+    resolved(&run, client.context("no client")?, &service.0, stage)?;
     // All clients at the same time.
     let found: Vec<Result<Vec<bool>>> = thread::scope(|scope| {
         let all: Vec<_> = clients
@@ -162,6 +152,18 @@ pub(crate) fn peers_are_those_chosen(stage: &Stage) -> Result<()> {
 
 fn snapshots(stage: &Stage, pods: &[Pod]) -> Result<Vec<String>> {
     pods.iter().map(|pod| stage.snapshot(pod)).collect()
+}
+
+/// Waits until the host's address is in the kernel: a name server may be late, and then it is asked
+/// again.
+fn resolved(run: &Run<'_>, client: &Pod, address: &str, stage: &Stage) -> Result<()> {
+    run.until("addresses of the host", SOON, |status| {
+        !status["faults"].to_string().contains("has no address")
+    })?;
+    until("the host's addresses in the kernel", SOON, || {
+        let held = stage.in_netns(client, &["nft", "list", "ruleset"])?;
+        Ok(held.contains(address).then_some(()))
+    })
 }
 
 /// The ClusterIPs of the Service echo, and the IPv4 one of a Service that leads to echo and other.
