@@ -133,7 +133,8 @@ fn write(node: &mut Node, key: &Key, change: impl FnOnce(&mut Entry)) -> Result<
     Ok(())
 }
 
-/// The intent is written down before the injector exists, its pid right after.
+/// The injector is written down before it is given its order: whatever has an effect is known to
+/// the agent that comes after this one.
 fn inject(node: &mut Node, key: &Key, table: Table, now: Now) -> Result<(), ActError> {
     let Some(entry) = node.journal.entries().get(key).cloned() else {
         return Ok(());
@@ -144,9 +145,6 @@ fn inject(node: &mut Node, key: &Key, table: Table, now: Now) -> Result<(), ActE
     let Some(pid) = member(node, &entry)? else {
         return Ok(());
     };
-    write(node, key, |entry| {
-        entry.state = State::Injecting { injector: None }
-    })?;
     let queues = entry.network.detours.iter().filter_map(|d| {
         Some(Device {
             name: d.ifb.clone(),
@@ -160,12 +158,15 @@ fn inject(node: &mut Node, key: &Key, table: Table, now: Now) -> Result<(), ActE
         table,
         queues: queues.collect(),
     };
-    let process = node.supervisor.start(key.clone(), order, now.boot)?;
-    write(node, key, |entry| {
-        entry.state = State::Injecting {
-            injector: Some(process),
-        }
-    })
+    let injector = node.supervisor.start(key.clone(), order, now.boot)?;
+    let written = write(node, key, |entry| {
+        entry.state = State::Injecting { injector };
+    });
+    if written.is_err() {
+        node.supervisor.discard(key)?;
+    }
+    written?;
+    Ok(node.supervisor.order(key)?)
 }
 
 fn kill(node: &mut Node, key: Key, why: Kill, now: Now) -> Result<(), ActError> {

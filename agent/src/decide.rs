@@ -182,8 +182,8 @@ pub enum Step {
     },
 }
 
-pub(crate) use prepare::refusal as node_refusal;
-pub(crate) use report::is_pending as is_report_pending;
+pub use prepare::refusal as node_refusal;
+pub use report::is_pending as is_report_pending;
 
 /// What to do, and when to look again at the latest (boot clock).
 #[derive(Clone, Debug, Default, PartialEq)]

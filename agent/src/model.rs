@@ -108,8 +108,8 @@ pub enum State {
     Prepared,
     /// An injector may be at work; whether the effect is there is not known.
     Injecting {
-        /// The injector, once it is known.
-        injector: Option<ProcessId>,
+        /// The injector.
+        injector: ProcessId,
     },
     /// The effect was read back.
     Injected {
@@ -164,8 +164,7 @@ impl Entry {
     #[must_use]
     pub fn injector(&self) -> Option<ProcessId> {
         match &self.state {
-            State::Injecting { injector } => *injector,
-            State::Injected { injector, .. } => Some(*injector),
+            State::Injecting { injector } | State::Injected { injector, .. } => Some(*injector),
             State::Prepared | State::Ended(_) => None,
         }
     }

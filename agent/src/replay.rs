@@ -50,34 +50,43 @@ pub fn replay(node: &mut Node, now: Now) {
 }
 
 fn end(node: &mut Node, mut entry: Entry, now: Now) -> Result<(), ActError> {
-    let rebooted = entry.boot_id != node.boot_id;
+    let is_same_boot = entry.boot_id == node.boot_id;
     let killed = match entry.injector() {
-        Some(process) if !rebooted => kill(node, process)?,
+        Some(process) if is_same_boot => kill(node, process)?,
         _ => false,
     };
+    entry.state = State::Ended(outlived(&entry, &node.boot_id, killed, now));
+    Ok(node.journal.write(entry)?)
+}
+
+/// How an entry ended whose agent died; `killed`: its injector was still alive.
+#[must_use]
+pub fn outlived(entry: &Entry, boot_id: &str, killed: bool, now: Now) -> Ended {
     let injected_at = match &entry.state {
         State::Injected { at, .. } => Some(*at),
         _ => None,
     };
     let begun = !matches!(entry.state, State::Prepared);
-    let (outcome, reason, message) = match (begun, rebooted) {
-        (false, _) => (
+    let (outcome, reason, message) = if !begun {
+        (
             TargetState::Failed,
             "AgentRestarted",
             "the agent died before the fault was injected",
-        ),
-        (true, true) => (
-            TargetState::Interrupted,
-            "NodeRebooted",
-            "the node was rebooted; the fault ended with it",
-        ),
-        (true, false) => (
+        )
+    } else if entry.boot_id == boot_id {
+        (
             TargetState::Interrupted,
             "AgentRestarted",
             "the agent died; the fault ended with it",
-        ),
+        )
+    } else {
+        (
+            TargetState::Interrupted,
+            "NodeRebooted",
+            "the node was rebooted; the fault ended with it",
+        )
     };
-    entry.state = State::Ended(Ended {
+    Ended {
         outcome,
         reason: reason.to_owned(),
         message: message.to_owned(),
@@ -93,8 +102,7 @@ fn end(node: &mut Node, mut entry: Entry, now: Now) -> Result<(), ActError> {
         checked: None,
         rechecked: None,
         residue: Vec::new(),
-    });
-    Ok(node.journal.write(entry)?)
+    }
 }
 
 /// Kills an injector that outlived its agent; true if there was one. Waits until it is gone.

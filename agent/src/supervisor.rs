@@ -79,7 +79,8 @@ pub struct Supervisor {
 }
 
 impl Supervisor {
-    /// Starts an injector with its order.
+    /// Starts an injector. It does nothing until it is given its order, and ends if it is given
+    /// none: so that it can be written down before it can do anything.
     ///
     /// # Errors
     /// [`SupervisorError`]; nothing is left then but a process that has no order and ends.
@@ -107,7 +108,6 @@ impl Supervisor {
             .proc
             .open(process)?
             .ok_or(SupervisorError::EndedAtOnce)?;
-        line.send(&Down::Order(order.clone()))?;
         let state = Live {
             process,
             order,
@@ -129,6 +129,31 @@ impl Supervisor {
         };
         self.injectors.insert(key, injector);
         Ok(process)
+    }
+
+    /// Gives an injector its order.
+    ///
+    /// # Errors
+    /// [`WireError`] where it does not listen.
+    pub fn order(&mut self, key: &Key) -> Result<(), WireError> {
+        match self.injectors.get(key) {
+            Some(injector) => injector
+                .line
+                .send(&Down::Order(injector.live.order.clone())),
+            None => Err(WireError::Gone),
+        }
+    }
+
+    /// Ends an injector that was given no order.
+    ///
+    /// # Errors
+    /// Where the kernel refuses.
+    pub fn discard(&mut self, key: &Key) -> Result<(), SupervisorError> {
+        if let Some(mut injector) = self.injectors.remove(key) {
+            injector.handle.kill()?;
+            injector.child.wait().map_err(SupervisorError::Start)?;
+        }
+        Ok(())
     }
 
     /// Sends an injector other rules.

@@ -8,3 +8,4 @@
 pub mod cargo;
 pub mod cluster;
 pub mod product;
+pub mod world;

@@ -20,6 +20,9 @@ use crate::{
 /// How often a target that has not drained or cannot be cleaned is tried again.
 const RETRY: Duration = Duration::from_millis(200);
 
+/// How often residue that could not be removed is tried again.
+const AGAIN: Duration = Duration::from_secs(5);
+
 /// Adds the steps for one entry.
 pub(super) fn advance(o: &Observed, key: &Key, entry: &Entry, now: Now, decision: &mut Decision) {
     match &entry.state {
@@ -313,7 +316,11 @@ fn over(
         return decision.push(Step::Clean { key: key.clone() });
     };
     if ended.residue.iter().any(|r| !r.removed) {
-        decision.wake(now.boot + Duration::from_secs(5));
+        let again = checked_at + AGAIN;
+        if now.boot >= again {
+            decision.push(Step::Clean { key: key.clone() });
+        }
+        decision.wake(again.max(now.boot + RETRY));
     }
     let due = checked_at + entry.recheck_after;
     let wanted = o.injections.is_none() || o.fault(key).is_some();

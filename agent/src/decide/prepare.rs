@@ -25,7 +25,8 @@ pub(super) fn advance(o: &Observed, uid: &str, injection: &NodeInjection, decisi
 }
 
 /// Why this node takes no faults at all now, if so: a reason and a sentence.
-pub(crate) fn refusal(o: &Observed) -> Option<(&'static str, String)> {
+#[must_use]
+pub fn refusal(o: &Observed) -> Option<(&'static str, String)> {
     if o.stop == Some(true) {
         return Some(("EmergencyStop", "the emergency stop is in force".to_owned()));
     }

@@ -75,7 +75,8 @@ fn is_due(o: &Observed, entry: &Entry, now: Now) -> bool {
 }
 
 /// Whether there is something to tell at all, for the caller to measure how long it waits.
-pub(crate) fn is_pending(o: &Observed, uid: &str, injection: &NodeInjection) -> bool {
+#[must_use]
+pub fn is_pending(o: &Observed, uid: &str, injection: &NodeInjection) -> bool {
     let Some(status) = status(o, uid, injection) else {
         return false;
     };

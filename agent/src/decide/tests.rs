@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use windtunnel_crds::{
     NodeInjection, NodeInjectionStatus,
     injection::{InjectionPhase, TargetState, TargetStatus},
-    residue::ReclaimedBy,
+    residue::{ReclaimedBy, Residue, ResidueKind},
 };
 
 use super::{Decision, Kill, Now, Observed, Preparation, Step, decide};
@@ -16,7 +16,7 @@ use crate::{
     kernel::{netns::NetNsId, proc::ProcessId},
     model::{Counts, Entry, Key, State},
     supervisor::Live,
-    testing::{all_traffic, entry, injection},
+    testing::{all_traffic, entry, injection, key},
     wire::Order,
 };
 
@@ -219,9 +219,7 @@ impl Sim {
             pid: 7,
             start_time: 7,
         };
-        entry.state = State::Injecting {
-            injector: Some(process),
-        };
+        entry.state = State::Injecting { injector: process };
         let order = Order {
             deadline: window.end,
             netns: NetNsId {
@@ -623,4 +621,34 @@ fn a_journal_that_is_gone_is_a_reboot_and_not_a_new_beginning() {
     );
     assert_eq!(sim.last().phase, InjectionPhase::Recovered);
     assert_eq!(sim.starts, 1);
+}
+
+#[test]
+fn residue_that_stays_is_tried_again_until_it_is_gone() {
+    let mut sim = Sim::injected(&["a"]);
+    sim.advance(60_000);
+    sim.settle();
+    let left = Residue {
+        node: String::new(),
+        kind: ResidueKind::Link,
+        name: "wt0".to_owned(),
+        pod: "shop/pod-a".to_owned(),
+        removed: false,
+        message: "busy".to_owned(),
+    };
+    let entry = sim.entry(&key("a"));
+    let State::Ended(ended) = &mut entry.state else {
+        panic!("the window is over");
+    };
+    ended.residue = vec![left];
+    let clean = Step::Clean { key: key("a") };
+    let is_tried = |sim: &Sim| decide(&sim.o, sim.now).steps.contains(&clean);
+    assert!(!is_tried(&sim), "at once");
+    sim.now.boot += Duration::from_secs(6);
+    assert!(is_tried(&sim));
+    let State::Ended(ended) = &mut sim.entry(&key("a")).state else {
+        panic!("the window is over");
+    };
+    ended.residue[0].removed = true;
+    assert!(!is_tried(&sim), "gone");
 }

@@ -33,7 +33,11 @@ impl Pass<'_> {
                 .and_then(|s| s.audit.as_ref())
                 .is_some_and(|a| a.rechecked_at.is_some())
         };
-        let done = |i: &&NodeInjection| leaving || !injected || rechecked(i) || now >= late;
+        // Where nothing was injected there is nothing to check again, once the node has said so.
+        let left = self.nodes_left();
+        let told = |i: &NodeInjection| !left.contains(&i.spec.node_name);
+        let done =
+            |i: &&NodeInjection| leaving || now >= late || rechecked(i) || (!injected && told(i));
         let deletions: Vec<Action> = self
             .observed
             .injections

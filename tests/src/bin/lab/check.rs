@@ -79,7 +79,16 @@ fn test(kind: Kind, arguments: &[&str]) -> Result<()> {
 fn unit(arguments: &[&str]) -> Result<()> {
     let mut all = vec!["test", "--quiet", "--workspace", "--"];
     all.extend(arguments);
-    run_cargo(&all)
+    let status = cargo()
+        .args(&all)
+        // For the scripts of what can go wrong; plain `cargo test` is content with less.
+        .env("WINDTUNNEL_WORLD_SECONDS", "120")
+        .status()
+        .context("run cargo")?;
+    if !status.success() {
+        bail!("tests failed");
+    }
+    Ok(())
 }
 
 /// The privileged tests, on a kernel that has everything a node may have.

@@ -1,0 +1,116 @@
+//! A node's kernel: processes that hold effects, their leases, and what is inert.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use windtunnel_agent::model::Key;
+use windtunnel_agent::wire::LEASE;
+
+/// An injector process.
+#[derive(Debug)]
+pub(super) struct Injector {
+    pub(super) key: Key,
+    /// When it dies whatever happens, on the world's clock.
+    pub(super) deadline: Duration,
+    /// When it dies unless its agent is heard of; none while it is.
+    pub(super) lease_end: Option<Duration>,
+    pub(super) stopped_until: Option<Duration>,
+    pub(super) has_applied: bool,
+    pub(super) has_vanished: bool,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Kernel {
+    pub(super) injectors: BTreeMap<i32, Injector>,
+    /// Fault and target of each ifb that exists.
+    pub(super) inert: BTreeSet<Key>,
+    pids: i32,
+}
+
+impl Kernel {
+    pub(super) const fn next_pid(&mut self) -> i32 {
+        self.pids += 1;
+        self.pids
+    }
+
+    pub(super) fn spawn(&mut self, pid: i32, key: Key, deadline: Duration) {
+        let injector = Injector {
+            key,
+            deadline,
+            lease_end: None,
+            stopped_until: None,
+            has_applied: false,
+            has_vanished: false,
+        };
+        self.injectors.insert(pid, injector);
+    }
+
+    /// Time takes what it takes; injectors apply what they were started for. The keys of effects
+    /// that began, and whether anything changed.
+    pub(super) fn pass_time(
+        &mut self,
+        now: Duration,
+        has_pod: impl Fn(&Key) -> bool,
+    ) -> (Vec<Key>, bool) {
+        let before = self.injectors.len();
+        self.injectors
+            .retain(|_, i| now < i.deadline && i.lease_end.is_none_or(|end| now < end));
+        let mut is_changed = before != self.injectors.len();
+        let mut begun = Vec::new();
+        for injector in self.injectors.values_mut() {
+            if injector.stopped_until.is_some_and(|until| now >= until) {
+                injector.stopped_until = None;
+                is_changed = true;
+            }
+            if injector.stopped_until.is_none() && !injector.has_applied && has_pod(&injector.key) {
+                injector.has_applied = true;
+                is_changed = true;
+                begun.push(injector.key.clone());
+            }
+        }
+        (begun, is_changed)
+    }
+
+    pub(super) fn due(&self) -> Option<Duration> {
+        let all = self.injectors.values();
+        all.flat_map(|i| [Some(i.deadline), i.lease_end, i.stopped_until])
+            .flatten()
+            .min()
+    }
+
+    /// The agent is not heard of from now on.
+    pub(super) fn abandon(&mut self, now: Duration) {
+        for injector in self.injectors.values_mut() {
+            injector.lease_end.get_or_insert(now + LEASE);
+        }
+    }
+
+    /// The agent is heard of again.
+    pub(super) fn adopt(&mut self) {
+        for injector in self.injectors.values_mut() {
+            injector.lease_end = None;
+        }
+    }
+
+    /// The effects that are in place.
+    pub(super) fn effects(&self) -> impl Iterator<Item = &Injector> {
+        let all = self.injectors.values();
+        all.filter(|i| i.has_applied && !i.has_vanished)
+    }
+
+    pub(super) fn kill_one(&mut self) {
+        self.injectors.pop_first();
+    }
+
+    pub(super) fn stop_one(&mut self, until: Duration) {
+        if let Some(mut injector) = self.injectors.first_entry() {
+            injector.get_mut().stopped_until = Some(until);
+        }
+    }
+
+    pub(super) fn vanish_one(&mut self) {
+        if let Some(mut injector) = self.injectors.first_entry() {
+            injector.get_mut().has_vanished = injector.get().has_applied;
+        }
+    }
+}

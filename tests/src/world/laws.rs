@@ -1,0 +1,291 @@
+//! What must hold at every moment, and at the end.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use windtunnel_agent::model::Key;
+use windtunnel_agent::wire::LEASE;
+use windtunnel_crds::conditions::ConditionType;
+use windtunnel_crds::fault::{Fault, Kind};
+use windtunnel_crds::status::Phase;
+use windtunnel_crds::{ChaosExperimentStatus, NodeInjection};
+use windtunnel_operator::decide::Kill;
+
+use super::api::Api;
+use super::node::{GRACE, Node};
+use super::script::Run;
+use super::{Story, wall};
+
+/// How far a node's clock may move the windows of a run: what a late node may have missed.
+const SHIFT: Duration = Duration::from_millis(3_100);
+/// What may lie between a decision and its effect.
+const SLACK: Duration = Duration::from_secs(1);
+
+/// A law was broken.
+#[derive(Debug)]
+pub struct Violation {
+    at: Duration,
+    what: String,
+}
+
+impl Violation {
+    pub(super) fn new(at: Duration, what: impl Into<String>) -> Self {
+        Self {
+            at,
+            what: what.into(),
+        }
+    }
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "after {:.3} s: {}", self.at.as_secs_f64(), self.what)
+    }
+}
+
+impl std::error::Error for Violation {}
+
+pub(super) struct Laws {
+    run: Run,
+    /// When the user or the emergency stop ended the run.
+    ended: Option<Duration>,
+    /// The run's deadline, once it was written.
+    deadline: Option<Duration>,
+    /// How often each effect began.
+    begun: BTreeMap<Key, usize>,
+    killed: Vec<String>,
+}
+
+impl Laws {
+    pub(super) fn new(run: Run) -> Self {
+        Self {
+            run,
+            ended: None,
+            deadline: None,
+            begun: BTreeMap::new(),
+            killed: Vec::new(),
+        }
+    }
+
+    pub(super) fn story(&self) -> Story {
+        Story {
+            effects: u64::try_from(self.begun.len()).unwrap_or(u64::MAX),
+            kills: self.killed.len(),
+            ..Story::default()
+        }
+    }
+
+    pub(super) fn ended(&mut self, now: Duration) {
+        self.ended.get_or_insert(now);
+    }
+
+    pub(super) fn told(&mut self, status: &ChaosExperimentStatus) {
+        if let (None, Some(deadline)) = (self.deadline, &status.deadline) {
+            let since = deadline.0.duration_since(wall(Duration::ZERO));
+            self.deadline = since.try_into().ok();
+        }
+    }
+
+    /// An effect is in place.
+    pub(super) fn began(&mut self, now: Duration, key: &Key) -> Result<(), Violation> {
+        let times = self.begun.entry(key.clone()).or_default();
+        *times += 1;
+        if *times > 1 {
+            return Err(Violation::new(now, format!("{key:?} was injected again")));
+        }
+        if self.run == Run::Dry {
+            return Err(Violation::new(now, "a dry run injected"));
+        }
+        Ok(())
+    }
+
+    pub(super) fn creates(
+        now: Duration,
+        api: &Api,
+        injection: &NodeInjection,
+    ) -> Result<(), Violation> {
+        let is_held = api.experiment.as_ref().is_some_and(|e| {
+            !e.metadata
+                .finalizers
+                .as_deref()
+                .unwrap_or_default()
+                .is_empty()
+        });
+        if !is_held {
+            return Err(Violation::new(now, "a node injection before the finalizer"));
+        }
+        let drawn: Vec<&str> = draws(api);
+        let all = injection.spec.faults.iter().flat_map(|f| &f.targets);
+        for target in all {
+            if !drawn.contains(&target.pod_uid.as_str()) {
+                return Err(Violation::new(
+                    now,
+                    format!("{} was never drawn", target.pod_name),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn kills(&mut self, now: Duration, api: &Api, kill: &Kill) -> Result<(), Violation> {
+        if !self.killed.contains(&kill.uid) {
+            self.killed.push(kill.uid.clone());
+        }
+        if !draws(api).contains(&kill.uid.as_str()) {
+            return Err(Violation::new(
+                now,
+                format!("{} was killed before it was drawn", kill.name),
+            ));
+        }
+        if self.killed.len() > 2 {
+            return Err(Violation::new(
+                now,
+                "more pods were killed than half of four",
+            ));
+        }
+        if self.deadline.is_some_and(|deadline| now > deadline + SLACK) {
+            return Err(Violation::new(now, "a pod was killed after the deadline"));
+        }
+        Ok(())
+    }
+
+    pub(super) fn check(&self, now: Duration, api: &Api, nodes: &[Node]) -> Result<(), Violation> {
+        let mut effects = 0;
+        for node in nodes {
+            for injector in node.kernel.effects() {
+                let is_there = api.pods.iter().any(|p| p.uid == injector.key.pod);
+                effects += usize::from(is_there);
+                self.check_bounds(now, api, &injector.key)?;
+            }
+            check_journal(now, node)?;
+        }
+        self.check_status(now, api, effects)
+    }
+
+    fn check_bounds(&self, now: Duration, api: &Api, key: &Key) -> Result<(), Violation> {
+        let broken = |what: String| Err(Violation::new(now, format!("{key:?}: {what}")));
+        match self.deadline {
+            None => return broken("an effect before there is a deadline".to_owned()),
+            Some(deadline) if now > deadline + SHIFT + SLACK => {
+                return broken(format!("an effect after the deadline {deadline:?}"));
+            }
+            Some(_) => {}
+        }
+        let stopped = [self.ended, api.stopped].into_iter().flatten().min();
+        if let Some(at) = stopped
+            && now > at + GRACE + LEASE + SLACK + super::TICK
+        {
+            return broken(format!("an effect although all was to end at {at:?}"));
+        }
+        if key.pod == "pod4-uid" || key.pod == "pod5-uid" {
+            return broken("not selected".to_owned());
+        }
+        Ok(())
+    }
+
+    /// The status is true.
+    fn check_status(&self, now: Duration, api: &Api, effects: usize) -> Result<(), Violation> {
+        for claim in [ConditionType::Recovered, ConditionType::Clean] {
+            if api
+                .condition(claim)
+                .is_some_and(|(status, _)| status == "True")
+                && effects > 0
+            {
+                let what = format!("the status says {claim:?}, and {effects} effects are in place");
+                return Err(Violation::new(now, what));
+            }
+        }
+        let is_injected = api
+            .condition(ConditionType::Injected)
+            .is_some_and(|(status, _)| status == "True");
+        if is_injected && self.begun.is_empty() && self.killed.is_empty() {
+            return Err(Violation::new(
+                now,
+                "the status says Injected, and nothing ever was",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Long after everything is healed: nothing is left.
+    pub(super) fn judge(&self, now: Duration, api: &Api, nodes: &[Node]) -> Result<(), Violation> {
+        let broken = |what: String| Err(Violation::new(now, what));
+        for node in nodes {
+            if !node.kernel.injectors.is_empty() || !node.kernel.inert.is_empty() {
+                return broken(format!("{:?} is left on {}", node.kernel, node.name));
+            }
+            if !node.journal.is_empty() {
+                return broken(format!(
+                    "{:?} is left in the journal of {}",
+                    node.journal, node.name
+                ));
+            }
+        }
+        let is_all_there = nodes.iter().all(|n| !n.is_lost);
+        if is_all_there && !api.injections.is_empty() {
+            return broken(format!("{:?} are left", api.injections));
+        }
+        let Some(experiment) = &api.experiment else {
+            return Ok(());
+        };
+        if experiment.metadata.deletion_timestamp.is_some() {
+            return broken("the experiment is still in Terminating".to_owned());
+        }
+        let phase = api.phase().unwrap_or_default();
+        if !phase.is_terminal() {
+            return broken(format!("the run is still {phase:?}"));
+        }
+        if !experiment
+            .metadata
+            .finalizers
+            .as_deref()
+            .unwrap_or_default()
+            .is_empty()
+        {
+            return broken("a finished run has a finalizer".to_owned());
+        }
+        let clean = api.condition(ConditionType::Clean);
+        if is_all_there && clean.is_none_or(|(status, _)| status != "True") {
+            return broken(format!("{phase:?}, but Clean is {clean:?}"));
+        }
+        if phase == Phase::Completed
+            && self.run != Run::Dry
+            && self.begun.is_empty()
+            && self.killed.is_empty()
+        {
+            return broken("completed without any effect".to_owned());
+        }
+        Ok(())
+    }
+}
+
+/// What the kernel holds is written down.
+fn check_journal(now: Duration, node: &Node) -> Result<(), Violation> {
+    let injectors = node.kernel.injectors.values().map(|i| &i.key);
+    for key in injectors.chain(&node.kernel.inert) {
+        let entry = node.journal.get(key);
+        if entry.is_none_or(|e| e.ended().is_some_and(|ended| ended.checked.is_some())) {
+            let what = format!("{key:?} on {} is not in the journal", node.name);
+            return Err(Violation::new(now, what));
+        }
+    }
+    Ok(())
+}
+
+/// The uids of all pods that were drawn.
+fn draws(api: &Api) -> Vec<&str> {
+    let Some(experiment) = &api.experiment else {
+        return Vec::new();
+    };
+    let kills = |name: &str| {
+        let fault = experiment.spec.faults.iter().find(|f| f.name == name);
+        matches!(
+            fault.and_then(Fault::kind),
+            Some(Kind::PodKill(_) | Kind::Network(_))
+        )
+    };
+    let faults = experiment.status.iter().flat_map(|s| &s.faults);
+    let drawn = faults.filter(|f| kills(&f.name)).flat_map(|f| &f.draw);
+    drawn.map(|pod| pod.uid.as_str()).collect()
+}

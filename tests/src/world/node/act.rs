@@ -1,0 +1,316 @@
+//! What an agent does on its node: a plain copy of its `act`, which can die between any two steps.
+
+use std::time::Duration;
+
+use windtunnel_agent::decide::{Observed, Preparation, Step, node_refusal};
+use windtunnel_agent::kernel::netns::NetNsId;
+use windtunnel_agent::kernel::nft::Table;
+use windtunnel_agent::kernel::proc::ProcessId;
+use windtunnel_agent::model::{Counts, Ended, Entry, FORMAT, Key, NetworkEntry, State};
+use windtunnel_agent::supervisor::Live;
+use windtunnel_agent::wire::Order;
+use windtunnel_crds::NodeInjection;
+use windtunnel_crds::injection::{NodeFault, NodeTarget, TargetState, TargetStatus};
+
+use super::{Died, Node};
+
+impl Node {
+    /// One thing less until the agent dies.
+    fn burn(&mut self, now: Duration) -> Result<(), Died> {
+        match &mut self.fuse {
+            Some((0, orphans)) => {
+                let orphans = *orphans;
+                self.die(now, orphans);
+                Err(Died)
+            }
+            Some((left, _)) => {
+                *left -= 1;
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Writes an entry down; false where the journal cannot be written.
+    fn write(
+        &mut self,
+        now: Duration,
+        key: &Key,
+        change: impl FnOnce(&mut Entry),
+    ) -> Result<bool, Died> {
+        self.burn(now)?;
+        if now < self.full_until {
+            return Ok(false);
+        }
+        if let Some(entry) = self.journal.get_mut(key) {
+            change(entry);
+        }
+        Ok(true)
+    }
+
+    /// Does one step; false if it failed, and is to be tried again.
+    pub(super) fn perform(
+        &mut self,
+        now: Duration,
+        step: Step,
+        observed: &Observed,
+        pods: &[String],
+    ) -> Result<bool, Died> {
+        self.burn(now)?;
+        match step {
+            Step::Prepare { injection } => self.prepare(now, &injection, observed, pods),
+            Step::Open { key, window } => {
+                self.write(now, &key, |entry| entry.window = Some(window))
+            }
+            Step::Inject { key, table } => self.inject(now, &key, table),
+            Step::Confirm { key, at } => self.write(now, &key, |entry| {
+                if let Some(injector) = entry.injector() {
+                    entry.state = State::Injected { injector, at };
+                }
+            }),
+            Step::Update { .. } => Ok(true),
+            Step::Kill { key, why } => {
+                if let Some(agent) = &mut self.agent {
+                    if let Some(live) = agent.live.get(&key) {
+                        self.kernel.injectors.remove(&live.process.pid);
+                    }
+                    agent.kills.entry(key).or_insert(why);
+                }
+                Ok(true)
+            }
+            Step::End { key, ended } => {
+                if !self.write(now, &key, |entry| entry.state = State::Ended(*ended))? {
+                    return Ok(false);
+                }
+                if let Some(agent) = &mut self.agent {
+                    agent.live.remove(&key);
+                    agent.kills.remove(&key);
+                }
+                Ok(true)
+            }
+            Step::Clean { key } => {
+                self.kernel.inert.remove(&key);
+                let clocks = self.clocks(now);
+                self.check(now, &key, |ended| {
+                    ended.checked = Some((clocks.wall, clocks.boot));
+                })
+            }
+            Step::Recheck { key } => {
+                let at = self.clocks(now).wall;
+                self.check(now, &key, |ended| ended.rechecked = Some(at))
+            }
+            Step::Forget { key } => {
+                self.journal.remove(&key);
+                Ok(true)
+            }
+            Step::Report {
+                injection,
+                name,
+                status,
+            } => {
+                if let Some(agent) = &mut self.agent {
+                    let reported = agent.reports.entry(injection.clone()).or_default();
+                    reported.status = Some((*status).clone());
+                    reported.pending_since = None;
+                    agent.outbox.insert(injection, (name, *status));
+                }
+                Ok(true)
+            }
+        }
+    }
+
+    fn check(
+        &mut self,
+        now: Duration,
+        key: &Key,
+        done: impl FnOnce(&mut Ended),
+    ) -> Result<bool, Died> {
+        self.write(now, key, |entry| {
+            if let State::Ended(ended) = &mut entry.state {
+                done(ended);
+            }
+        })
+    }
+
+    fn inject(&mut self, now: Duration, key: &Key, table: Table) -> Result<bool, Died> {
+        let Some(entry) = self.journal.get(key).cloned() else {
+            return Ok(true);
+        };
+        let Some(window) = entry.window else {
+            return Ok(true);
+        };
+        // Until it has its order, and that is last, a process does nothing.
+        self.burn(now)?;
+        let process = ProcessId {
+            pid: self.kernel.next_pid(),
+            start_time: 1,
+        };
+        let is_written = self.write(now, key, |entry| {
+            entry.state = State::Injecting { injector: process };
+        })?;
+        if !is_written {
+            return Ok(false);
+        }
+        self.burn(now)?;
+        let end = self.at(window.end);
+        self.kernel.spawn(process.pid, key.clone(), end);
+        let heard_at = self.clocks(now).boot;
+        if let Some(agent) = &mut self.agent {
+            let order = Order {
+                deadline: window.end,
+                netns: entry.network.netns,
+                pid: 1,
+                table,
+                queues: Vec::new(),
+            };
+            let live = Live {
+                process,
+                order,
+                applied_at: None,
+                failure: None,
+                vanished: None,
+                heard_at,
+                counts: Counts::default(),
+                has_exited: false,
+                is_current: true,
+                longest_silence: Duration::ZERO,
+            };
+            agent.live.insert(key.clone(), live);
+        }
+        Ok(true)
+    }
+
+    fn prepare(
+        &mut self,
+        now: Duration,
+        uid: &str,
+        observed: &Observed,
+        pods: &[String],
+    ) -> Result<bool, Died> {
+        let found = observed.injections.as_ref().and_then(|all| all.get(uid));
+        let Some(injection) = found.cloned() else {
+            return Ok(true);
+        };
+        let refusal = node_refusal(observed).or_else(|| {
+            (now < self.refuse_until).then(|| ("LinkKind", "refused by the script".to_owned()))
+        });
+        let mut verdicts = Vec::new();
+        for fault in &injection.spec.faults {
+            for target in &fault.targets {
+                let verdict = match &refusal {
+                    Some((reason, _)) => Some((TargetState::Failed, *reason)),
+                    None => self.prepare_target(now, &injection, (fault, target), pods)?,
+                };
+                verdicts.extend(verdict.map(|(state, reason)| told(fault, target, state, reason)));
+            }
+        }
+        if verdicts.iter().any(|v| v.state == TargetState::Failed) {
+            let prepared: Vec<Key> = self
+                .journal
+                .values()
+                .filter(|e| e.key.injection == uid && e.state == State::Prepared)
+                .map(|e| e.key.clone())
+                .collect();
+            for key in prepared {
+                self.burn(now)?;
+                self.kernel.inert.remove(&key);
+                self.journal.remove(&key);
+            }
+        }
+        if let Some(agent) = &mut self.agent {
+            let generation = injection.metadata.generation;
+            agent.preparations.insert(
+                uid.to_owned(),
+                Preparation {
+                    generation,
+                    verdicts,
+                },
+            );
+        }
+        Ok(true)
+    }
+
+    /// What is to be told of a target; nothing where the journal says it.
+    fn prepare_target(
+        &mut self,
+        now: Duration,
+        injection: &NodeInjection,
+        (fault, target): (&NodeFault, &NodeTarget),
+        pods: &[String],
+    ) -> Result<Option<(TargetState, &'static str)>, Died> {
+        let key = Key {
+            injection: injection.metadata.uid.clone().unwrap_or_default(),
+            fault: fault.name.clone(),
+            pod: target.pod_uid.clone(),
+        };
+        match self.journal.get(&key).map(|e| &e.state) {
+            None => {}
+            Some(State::Prepared) => return Ok(None),
+            Some(_) => return Ok(Some((TargetState::Failed, "AgentRestarted"))),
+        }
+        if !pods.contains(&target.pod_uid) {
+            return Ok(Some((TargetState::Gone, "TargetGone")));
+        }
+        if injection.spec.dry_run {
+            return Ok(Some((TargetState::Prepared, "")));
+        }
+        self.burn(now)?;
+        if now < self.full_until {
+            return Ok(Some((TargetState::Failed, "JournalUnwritable")));
+        }
+        let entry = self.entry(now, injection, &key, target);
+        self.journal.insert(key.clone(), entry);
+        self.burn(now)?;
+        self.kernel.inert.insert(key);
+        Ok(None)
+    }
+
+    fn entry(
+        &self,
+        now: Duration,
+        injection: &NodeInjection,
+        key: &Key,
+        target: &NodeTarget,
+    ) -> Entry {
+        Entry {
+            format: FORMAT,
+            boot_id: self.boot_id(),
+            key: key.clone(),
+            injection_name: injection.metadata.name.clone().unwrap_or_default(),
+            experiment: injection.spec.experiment.clone(),
+            pod_name: target.pod_name.clone(),
+            pod_cgroup: "/sys/fs/cgroup".into(),
+            recheck_after: injection.spec.recheck_after.get(),
+            network: NetworkEntry {
+                netns: NetNsId {
+                    device: 4,
+                    inode: 1,
+                },
+                table: "windtunnel-x".to_owned(),
+                priority: 0,
+                detours: Vec::new(),
+                name_servers: Vec::new(),
+                drain: Duration::from_secs(1),
+            },
+            prepared_at: self.clocks(now).boot,
+            window: None,
+            state: State::Prepared,
+        }
+    }
+}
+
+fn told(fault: &NodeFault, target: &NodeTarget, state: TargetState, reason: &str) -> TargetStatus {
+    TargetStatus {
+        fault: fault.name.clone(),
+        pod_name: target.pod_name.clone(),
+        pod_uid: target.pod_uid.clone(),
+        state,
+        reason: reason.to_owned(),
+        message: String::new(),
+        injected_at: None,
+        reverted_at: None,
+        reclaimed_by: None,
+        matched_packets: None,
+        queue_drops: None,
+    }
+}

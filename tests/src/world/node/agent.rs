@@ -1,0 +1,152 @@
+//! What an agent process knows, and how it learns of it.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use windtunnel_agent::decide::{self, Kill, Observed, Preparation, Reported, is_report_pending};
+use windtunnel_agent::model::{Entry, Key};
+use windtunnel_agent::supervisor::Live;
+use windtunnel_crds::{NodeInjection, NodeInjectionStatus};
+
+use super::super::api::Api;
+use super::super::kernel::Kernel;
+use super::GRACE;
+
+/// What an agent process knows.
+#[derive(Default)]
+pub(super) struct Agent {
+    pub(super) stopped_until: Option<Duration>,
+    pub(super) seen_version: u64,
+    pub(super) injections: Option<BTreeMap<String, NodeInjection>>,
+    pub(super) stop: Option<bool>,
+    /// On the boot clock, like all that follows.
+    pub(super) lease_seen: Option<Duration>,
+    pub(super) listed: Option<Duration>,
+    pub(super) clock_offset: Option<i64>,
+    pub(super) kills: BTreeMap<Key, Kill>,
+    pub(super) preparations: BTreeMap<String, Preparation>,
+    pub(super) reports: BTreeMap<String, Reported>,
+    pub(super) live: BTreeMap<Key, Live>,
+    pub(super) deserted: BTreeMap<Key, Duration>,
+    pub(super) outbox: BTreeMap<String, (String, NodeInjectionStatus)>,
+    pub(super) wake: Option<Duration>,
+    pub(super) is_dirty: bool,
+}
+
+impl Agent {
+    /// Takes in what the API server has, and tells it what is waiting; whether there was anything.
+    pub(super) fn talk(&mut self, node: &str, api: &mut Api) -> bool {
+        let outbox = std::mem::take(&mut self.outbox);
+        let mut is_busy = !outbox.is_empty();
+        for (uid, (name, status)) in outbox {
+            api.report(&name, &uid, status);
+        }
+        if self.seen_version != api.version || self.injections.is_none() {
+            self.seen_version = api.version;
+            let own = api.injections.values().filter(|i| i.spec.node_name == node);
+            let own: BTreeMap<String, NodeInjection> = own
+                .map(|i| (i.metadata.uid.clone().unwrap_or_default(), i.clone()))
+                .collect();
+            let stop = Some(api.stopped.is_some());
+            if self.injections.as_ref() != Some(&own) || self.stop != stop {
+                self.injections = Some(own);
+                self.stop = stop;
+                self.is_dirty = true;
+                is_busy = true;
+            }
+        }
+        is_busy
+    }
+
+    /// Sees which targets have no process any more.
+    pub(super) fn look(
+        &mut self,
+        boot: Duration,
+        journal: &BTreeMap<Key, Entry>,
+        has_pod: impl Fn(&Key) -> bool,
+    ) {
+        let open = journal.values().filter(|e| e.ended().is_none());
+        let empty: Vec<Key> = open
+            .map(|e| e.key.clone())
+            .filter(|key| !has_pod(key))
+            .collect();
+        self.deserted.retain(|key, _| empty.contains(key));
+        for key in empty {
+            self.deserted.entry(key).or_insert(boot);
+        }
+        self.is_dirty |= self
+            .deserted
+            .values()
+            .any(|since| boot == *since + decide::DESERTED);
+        if let Some(injections) = &self.injections {
+            self.preparations
+                .retain(|uid, _| injections.contains_key(uid));
+            self.reports.retain(|uid, _| injections.contains_key(uid));
+            self.kills
+                .retain(|key, _| journal.get(key).is_some_and(|e| e.ended().is_none()));
+        }
+    }
+
+    /// Listens to the injectors.
+    pub(super) fn hear(&mut self, boot: Duration, wall: Timestamp, kernel: &Kernel) {
+        for live in self.live.values_mut() {
+            let Some(injector) = kernel.injectors.get(&live.process.pid) else {
+                self.is_dirty |= !live.has_exited;
+                live.has_exited = true;
+                continue;
+            };
+            if injector.stopped_until.is_some() {
+                continue;
+            }
+            live.heard_at = boot;
+            if injector.has_applied {
+                live.applied_at.get_or_insert(wall);
+            }
+            if injector.has_vanished {
+                live.vanished
+                    .get_or_insert_with(|| "the table is gone".to_owned());
+                self.is_dirty = true;
+            }
+        }
+    }
+
+    pub(super) fn observe(
+        &self,
+        boot: Duration,
+        boot_id: String,
+        journal: &BTreeMap<Key, Entry>,
+    ) -> Observed {
+        let fresh = |at: Option<Duration>| at.is_some_and(|at| boot <= at + GRACE);
+        let deserted = self
+            .deserted
+            .iter()
+            .filter(|(_, since)| boot >= **since + decide::DESERTED);
+        Observed {
+            boot_id,
+            injections: self.injections.clone(),
+            stop: self.stop,
+            has_control_plane: fresh(self.lease_seen) && fresh(self.listed),
+            clock_offset: self.clock_offset,
+            entries: journal.clone(),
+            live: self.live.clone(),
+            kills: self.kills.clone(),
+            deserted: deserted.map(|(key, _)| key.clone()).collect(),
+            preparations: self.preparations.clone(),
+            reports: self.reports.clone(),
+            node_addresses: Vec::new(),
+            is_unclean: false,
+        }
+    }
+
+    pub(super) fn note_pending(&mut self, observed: &Observed, boot: Duration) {
+        for (uid, injection) in observed.injections.iter().flatten() {
+            let is_pending = is_report_pending(observed, uid, injection);
+            let reported = self.reports.entry(uid.clone()).or_default();
+            reported.pending_since = match (is_pending, reported.pending_since) {
+                (false, _) => None,
+                (true, since) => since.or(Some(boot)),
+            };
+        }
+    }
+}
