@@ -23,6 +23,7 @@ mod product {
     pub(crate) mod scene;
     pub(crate) mod stage;
     pub(crate) mod timeline;
+    pub(crate) mod torture;
     pub(crate) mod traces;
 }
 
@@ -34,7 +35,7 @@ use anyhow::Context;
 use libtest_mimic::{Arguments, Conclusion, Trial};
 
 use product::stage::{Stage, Test};
-use product::{compose, doses, lifecycle, manifests, network, peers, reclaim, timeline};
+use product::{compose, doses, lifecycle, manifests, network, peers, reclaim, timeline, torture};
 
 /// How many tests run beside each other.
 const BESIDE: usize = 4;
@@ -43,7 +44,7 @@ const BESIDE: usize = 4;
 const GENTLE: &[&[Test]] = &[NETWORK, lifecycle::GENTLE, reclaim::GENTLE];
 
 /// Tests that take agents, the operator, nodes or the control plane down.
-const ROUGH: &[&[Test]] = &[lifecycle::ROUGH, reclaim::ROUGH];
+const ROUGH: &[&[Test]] = &[lifecycle::ROUGH, reclaim::ROUGH, torture::ROUGH];
 
 const NETWORK: &[Test] = &[
     ("delay_is_there_and_gone", network::delay_is_there_and_gone),

@@ -65,8 +65,10 @@ impl Pass<'_> {
     /// written.
     fn finish(mut self) -> Decision {
         let old = self.observed.experiment.status.as_ref();
+        if self.status != ChaosExperimentStatus::default() {
+            self.observe_generation();
+        }
         if old != Some(&self.status) && self.status != ChaosExperimentStatus::default() {
-            self.status.observed_generation = self.observed.experiment.metadata.generation;
             let notices = notices::of_change(old, &self.status);
             self.actions
                 .insert(0, Action::WriteStatus(Box::new(self.status)));
@@ -75,6 +77,16 @@ impl Pass<'_> {
         Decision {
             actions: self.actions,
             wake_at: self.wake_at.filter(|at| *at > self.now),
+        }
+    }
+
+    /// Whatever is said is said of the spec as it is now: `kubectl wait` takes no condition of an
+    /// older generation, and the only change there can be, an abort, makes none of them untrue.
+    fn observe_generation(&mut self) {
+        let generation = self.observed.experiment.metadata.generation;
+        self.status.observed_generation = generation;
+        for condition in &mut self.status.conditions {
+            condition.observed_generation = generation;
         }
     }
 

@@ -496,3 +496,28 @@ fn host_names_are_resolved_again_each_minute() {
         assert_eq!(wakes <= seconds(5), is_due, "{peers}, partial: {wakes:?}");
     }
 }
+
+#[test]
+fn conditions_are_of_the_current_generation_also_after_the_end() {
+    let mut sim = running();
+    sim.advance(seconds(60));
+    sim.all(I::Recovered, T::Recovered);
+    assert_eq!(sim.phase(), Phase::Completed);
+    sim.observed.experiment.spec.abort = true;
+    sim.observed.experiment.metadata.generation = Some(2);
+    sim.settle();
+    let status = sim.status();
+    assert_eq!(
+        (status.phase, status.observed_generation),
+        (Some(Phase::Completed), Some(2))
+    );
+    assert!(!status.conditions.is_empty());
+    for condition in status.conditions {
+        assert_eq!(
+            condition.observed_generation,
+            Some(2),
+            "{}",
+            condition.type_
+        );
+    }
+}

@@ -19,6 +19,8 @@ use super::{Story, wall};
 
 /// How far a node's clock may move the windows of a run: what a late node may have missed.
 const SHIFT: Duration = Duration::from_millis(3_100);
+/// How long a lease may keep the next operator waiting.
+const FAILOVER: Duration = Duration::from_secs(20);
 /// What may lie between a decision and its effect.
 const SLACK: Duration = Duration::from_secs(1);
 
@@ -172,11 +174,16 @@ impl Laws {
             }
             Some(_) => {}
         }
-        let stopped = [self.ended, api.stopped].into_iter().flatten().min();
-        if let Some(at) = stopped
-            && now > at + GRACE + LEASE + SLACK + super::TICK
-        {
-            return broken(format!("an effect although all was to end at {at:?}"));
+        // Agents see the emergency stop for themselves; an end that the user asks for has to wait
+        // for an operator, and no longer than for the next one.
+        let bound = GRACE + LEASE + SLACK + super::TICK;
+        let ends = [(self.ended, bound + FAILOVER), (api.stopped, bound)];
+        for (at, bound) in ends {
+            if let Some(at) = at
+                && now > at + bound
+            {
+                return broken(format!("an effect although all was to end at {at:?}"));
+            }
         }
         if key.pod == "pod4-uid" || key.pod == "pod5-uid" {
             return broken("not selected".to_owned());

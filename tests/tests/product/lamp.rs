@@ -62,6 +62,22 @@ impl Lamp {
         })
     }
 
+    /// When the echo was first and last seen dark since a moment: the first and the last packet of
+    /// rows of lost ones.
+    pub(crate) fn dark(&self, since: Instant) -> (Option<Instant>, Option<Instant>) {
+        let flights = self.beacon.since(since);
+        let old = &flights[..flights.partition_point(|f| f.left.elapsed() > LOST)];
+        let mut dark = old
+            .windows(ROW)
+            .filter(|row| row.iter().all(|f| f.back.is_none()));
+        let first = dark.next();
+        let last = dark.next_back().or(first);
+        (
+            first.map(|row| row[0].left),
+            last.map(|row| row[row.len() - 1].left),
+        )
+    }
+
     /// Fails if a single packet of those between two moments was answered.
     pub(crate) fn was_out(&self, since: Instant, until: Instant) -> Result<()> {
         let flights = self.beacon.since(since);

@@ -35,7 +35,7 @@ impl Pass<'_> {
         };
         // Where nothing was injected there is nothing to check again, once the node has said so.
         let left = self.nodes_left();
-        let told = |i: &NodeInjection| !left.contains(&i.spec.node_name);
+        let told = |i: &NodeInjection| i.spec.dry_run || !left.contains(&i.spec.node_name);
         let done =
             |i: &&NodeInjection| leaving || now >= late || rechecked(i) || (!injected && told(i));
         let deletions: Vec<Action> = self
