@@ -1,15 +1,23 @@
 //! Probes: what tests measure a network with, from inside a pod.
 
 use std::{
+    io::IoSliceMut,
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    os::fd::AsRawFd as _,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use anyhow::{Context as _, bail};
-use nix::sys::socket::{setsockopt, sockopt::RcvBuf};
+use nix::sys::{
+    socket::{
+        ControlMessageOwned, MsgFlags, recvmsg, setsockopt,
+        sockopt::{RcvBuf, ReceiveTimestampns},
+    },
+    time::TimeSpec,
+};
 use serde::Serialize;
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    io::{AsyncReadExt as _, AsyncWriteExt as _, Interest},
     net::{TcpListener, TcpStream, UdpSocket},
     task::JoinSet,
     time::{MissedTickBehavior, interval, sleep_until, timeout_at},
@@ -101,7 +109,8 @@ async fn probe_one(to: &str, settings: &Settings) -> anyhow::Result<Outcome> {
     };
     let socket = socket(local).await?;
     socket.connect(to).await?;
-    let started = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs_f64();
+    setsockopt(&socket, ReceiveTimestampns, &true).context("ask for times of arrival")?;
+    let started = SystemTime::now().duration_since(UNIX_EPOCH)?;
     let start = Instant::now();
     let mut ticks = interval(Duration::from_micros(every_micros.max(1)));
     ticks.set_missed_tick_behavior(MissedTickBehavior::Burst);
@@ -122,9 +131,10 @@ async fn probe_one(to: &str, settings: &Settings) -> anyhow::Result<Outcome> {
                     end = Some(Instant::now() + Duration::from_millis(wait_millis));
                 }
             }
-            received = socket.recv(&mut buffer) => {
-                if let Ok(length) = received {
-                    series.receive(&buffer[..length], start.elapsed());
+            received = receive(&socket, &mut buffer) => {
+                if let Ok((length, arrived)) = received {
+                    let arrived = arrived.map_or(start.elapsed(), |at| at.saturating_sub(started));
+                    series.receive(&buffer[..length], arrived);
                 }
                 if series.answered == count {
                     break;
@@ -133,7 +143,27 @@ async fn probe_one(to: &str, settings: &Settings) -> anyhow::Result<Outcome> {
             () = sleep_until(over.into()) => break,
         }
     }
-    Ok(series.outcome(started))
+    Ok(series.outcome(started.as_secs_f64()))
+}
+
+/// The length of the next packet, and when it came in, since 1970: a busy machine may let it wait for
+/// its reader.
+async fn receive(
+    socket: &UdpSocket,
+    buffer: &mut [u8],
+) -> std::io::Result<(usize, Option<Duration>)> {
+    let read = || {
+        let mut parts = [IoSliceMut::new(buffer)];
+        let mut notes = nix::cmsg_space!(TimeSpec);
+        let flags = MsgFlags::MSG_DONTWAIT;
+        let message = recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut notes), flags)?;
+        let arrived = message.cmsgs()?.find_map(|note| match note {
+            ControlMessageOwned::ScmTimestampns(at) => Some(Duration::from(at)),
+            _ => None,
+        });
+        Ok((message.bytes, arrived))
+    };
+    socket.async_io(Interest::READABLE, read).await
 }
 
 struct Series {

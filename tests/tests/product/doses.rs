@@ -74,9 +74,12 @@ pub(crate) fn delay_and_loss_are_as_asked(stage: &Stage) -> Result<()> {
     run.wait("Injected", SOON)?;
     let ips = [&echo.v4, &echo.v6];
     let to = |port: u16| ips.map(|ip| at(ip, port));
-    for added in space.added(&client, (&to(11), &at(&echo.v4, ECHO)), 1500.0, 600)? {
-        added.close("delay", 600, 1500.0, 0.01)?;
-    }
+    twice(|| {
+        let added = space.added(&client, (&to(11), &at(&echo.v4, ECHO)), 1500.0, 600)?;
+        added
+            .iter()
+            .try_for_each(|added| added.close("delay", 600, 1500.0, 0.01))
+    })?;
     let lossy = [to(12), to(13), to(ECHO)].concat();
     let probes = Probes {
         every: Duration::from_millis(2),
@@ -171,9 +174,13 @@ pub(crate) fn directions_are_those_of_the_target(stage: &Stage) -> Result<()> {
     let control = at(&echo.v4, ECHO);
     for (port, delay) in [(13, 800.0), (14, 400.0)] {
         let to = [&echo.v4, &echo.v6].map(|ip| at(ip, port));
-        for added in space.added(&client, (&to, &control), delay, 200)? {
-            added.close(&format!("port {port}"), 200, delay, 0.03)?;
-        }
+        twice(|| {
+            let added = space.added(&client, (&to, &control), delay, 200)?;
+            let what = format!("port {port}");
+            added
+                .iter()
+                .try_for_each(|added| added.close(&what, 200, delay, 0.03))
+        })?;
     }
     run.abort()?;
     run.wait("Clean", SOON)

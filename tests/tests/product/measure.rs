@@ -263,7 +263,8 @@ pub(crate) fn within(what: &str, found: f64, wanted: f64, margin: f64) -> Result
 }
 
 /// Measures a second time if the first fails: one in 370 right measurements lies beyond three
-/// standard deviations, and a wrong dose is wrong both times.
+/// standard deviations, and the machine may hold up the queue of a fault and not the control. A
+/// wrong dose is wrong both times.
 pub(crate) fn twice(measure: impl Fn() -> Result<()>) -> Result<()> {
     measure().or_else(|first| measure().with_context(|| format!("before that: {first:#}")))
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
+use super::measure::twice;
 use super::stage::{ECHO, Stage, at};
 
 const SOON: Duration = Duration::from_secs(30);
@@ -33,9 +34,11 @@ faults:
 ",
     )?;
     run.wait("Injected", SOON)?;
-    for (added, echo) in delays(300.0, 200)?.iter().zip(&echoes) {
-        added.close(&format!("delay to {echo}"), 200, 300.0, 0.05)?;
-    }
+    twice(|| {
+        let added = delays(300.0, 200)?;
+        let mut all = added.iter().zip(&echoes);
+        all.try_for_each(|(added, to)| added.close(&format!("delay to {to}"), 200, 300.0, 0.05))
+    })?;
     run.abort()?;
     run.wait("Finished", SOON)?;
     ensure!(run.phase()? == "Aborted", "status: {}", run.status()?);
