@@ -7,6 +7,7 @@
 
 pub mod beneath;
 pub mod cgroup;
+pub mod child;
 pub mod lease;
 pub mod link;
 pub mod netlink;

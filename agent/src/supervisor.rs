@@ -17,7 +17,7 @@ use thiserror::Error;
 use crate::{
     kernel::proc::{Proc, ProcError, ProcessHandle, ProcessId},
     model::{Counts, Key},
-    wire::{BEAT, Down, Line, Order, Up, WireError},
+    wire::{BEAT, Down, Line, Order, Task, Up, WireError},
 };
 
 /// Why an injector could not be started or killed.
@@ -50,6 +50,8 @@ pub struct Live {
     pub failure: Option<String>,
     /// What is missing of the effect.
     pub vanished: Option<String>,
+    /// It saw its container end.
+    pub container_ended: bool,
     /// When it last said anything, on the boot clock.
     pub heard_at: Duration,
     /// What its fault has met.
@@ -114,6 +116,7 @@ impl Supervisor {
             applied_at: None,
             failure: None,
             vanished: None,
+            container_ended: false,
             heard_at: now,
             counts: Counts::default(),
             has_exited: false,
@@ -163,7 +166,9 @@ impl Supervisor {
     pub fn update(&mut self, key: &Key, table: crate::kernel::nft::Table) -> Result<(), WireError> {
         if let Some(injector) = self.injectors.get_mut(key) {
             injector.line.send(&Down::Update(table.clone()))?;
-            injector.live.order.table = table;
+            if let Task::Network(network) = &mut injector.live.order.task {
+                network.table = table;
+            }
             injector.live.is_current = false;
         }
         Ok(())
@@ -228,6 +233,13 @@ impl Supervisor {
             .collect()
     }
 
+    /// Whether a process is one of the injectors.
+    #[must_use]
+    pub fn is_injector(&self, pid: i32) -> bool {
+        let mut injectors = self.injectors.values();
+        injectors.any(|i| !i.live.has_exited && i.live.process.pid == pid)
+    }
+
     /// How many injectors are alive.
     #[must_use]
     pub fn alive(&self) -> usize {
@@ -256,6 +268,7 @@ impl Live {
             Up::Beat(counts) => self.counts = counts,
             Up::Failed { message } => self.failure = Some(message),
             Up::Vanished { message } => self.vanished = Some(message),
+            Up::ContainerEnded => self.container_ended = true,
         }
     }
 }

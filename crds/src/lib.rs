@@ -25,6 +25,7 @@ pub mod peers;
 pub mod residue;
 mod selector;
 pub mod status;
+pub mod stress;
 pub mod units;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{

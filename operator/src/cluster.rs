@@ -10,6 +10,9 @@ use kube::{
 use serde::{Deserialize, Serialize};
 use windtunnel_crds::injection::NodeContainer;
 
+/// Names the container of a pod that tools act on by default.
+const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
+
 /// A pod, trimmed.
 pub type Pod = Object<PodSpec, PodStatus>;
 /// A Service, trimmed.
@@ -27,6 +30,7 @@ pub struct PodSpec {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Container {
+    name: String,
     ports: Vec<ContainerPort>,
 }
 
@@ -125,6 +129,8 @@ pub struct Candidate {
     pub eligible: bool,
     /// Its running containers.
     pub containers: Vec<NodeContainer>,
+    /// The name of the container that is meant where none is named.
+    pub default_container: String,
     /// Its addresses, of both families.
     pub addresses: Vec<IpAddr>,
 }
@@ -152,6 +158,12 @@ impl From<&Pod> for Candidate {
                     id: c.container_id,
                 })
                 .collect(),
+            default_container: pod
+                .annotations()
+                .get(DEFAULT_CONTAINER)
+                .or(pod.spec.containers.first().map(|c| &c.name))
+                .cloned()
+                .unwrap_or_default(),
             addresses: status.pod_ips.into_iter().map(|ip| ip.ip).collect(),
         }
     }

@@ -4,6 +4,7 @@
 mod probe;
 mod service;
 mod stats;
+mod usage;
 
 use clap::{Parser, Subcommand};
 
@@ -35,6 +36,8 @@ enum Command {
         #[arg(long, default_value_t = 9)]
         port: u16,
     },
+    /// Prints what the container uses, as JSON.
+    Usage(usage::Settings),
     /// Waits until it is told to end.
     Idle,
 }
@@ -58,6 +61,7 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::Probe(settings) => probe::probe(settings).await,
         Command::Blast(settings) => probe::blast(settings).await,
         Command::Sink { port } => probe::sink(port).await,
+        Command::Usage(settings) => usage::usage(settings).await,
         Command::Idle => std::future::pending().await,
     }
 }

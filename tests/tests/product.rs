@@ -12,6 +12,7 @@
 
 mod product {
     pub(crate) mod compose;
+    pub(crate) mod cpu;
     pub(crate) mod doses;
     pub(crate) mod lamp;
     pub(crate) mod lifecycle;
@@ -40,7 +41,12 @@ use product::{compose, doses, lifecycle, manifests, network, peers, reclaim, tim
 const BESIDE: usize = 4;
 
 /// Tests that touch only what is in their own namespace.
-const GENTLE: &[&[Test]] = &[NETWORK, lifecycle::GENTLE, reclaim::GENTLE];
+const GENTLE: &[&[Test]] = &[
+    NETWORK,
+    lifecycle::GENTLE,
+    reclaim::GENTLE,
+    product::cpu::GENTLE,
+];
 
 /// Tests that take agents, the operator, nodes or the control plane down.
 const ROUGH: &[&[Test]] = &[lifecycle::ROUGH, reclaim::ROUGH];
