@@ -30,6 +30,7 @@ use crate::{
 };
 
 mod cpu;
+mod io;
 mod network;
 
 /// How long an effect may take to show after it was brought about.
@@ -70,6 +71,22 @@ trait Effect {
     fn update(&mut self, _: Table) -> Result<(), String> {
         Err("this fault cannot be changed".to_owned())
     }
+    /// What is to be known of how far the effect goes.
+    fn note(&self) -> String {
+        String::new()
+    }
+    /// What becomes readable when there is work.
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        Vec::new()
+    }
+    /// When there is work in any case.
+    fn due(&self) -> Option<Instant> {
+        None
+    }
+    /// Does what there is to do; never blocks.
+    fn work(&mut self) -> Result<(), String> {
+        Ok(())
+    }
     /// What the fault has met; an error says what is missing of the effect.
     fn check(&mut self) -> Result<Counts, String>;
 }
@@ -78,17 +95,19 @@ trait Effect {
 pub(crate) fn controller(kind: ContainerKind<'_>) -> &'static str {
     match kind {
         ContainerKind::Cpu(_) => cpu::CONTROLLER,
+        ContainerKind::Io(_) => io::CONTROLLER,
     }
 }
 
 /// What is to be done to a container, or why it cannot be.
 pub(crate) fn plan(
     kind: ContainerKind<'_>,
-    _: &NodeContainer,
+    container: &NodeContainer,
     found: &Container,
 ) -> Result<Act, Refusal> {
     match kind {
         ContainerKind::Cpu(fault) => cpu::plan(fault, found),
+        ContainerKind::Io(fault) => io::plan(fault, container, found),
     }
 }
 
@@ -98,16 +117,19 @@ fn apply(task: Task) -> Result<Box<dyn Effect>, String> {
         Task::Network(task) => network::apply(task),
         Task::Container(container) => match &container.act {
             Act::Cpu { millicores } => cpu::apply(&container, *millicores),
+            Act::Io(act) => io::apply(&container, act),
         },
     }
 }
 
-/// Tries a CPU fault on the control group that this process is in.
-///
-/// # Errors
-/// What this kernel does not do.
-pub(crate) fn cpu_trial(root: &Path) -> Result<(), String> {
-    cpu::trial(root)
+/// Tries a kind of fault on what is this process's own; `None` for a kind that is unknown.
+pub(crate) fn try_here(kind: &str, cgroups: &Path) -> Option<Result<(), String>> {
+    match kind {
+        "cpu" => Some(cpu::trial(cgroups)),
+        "io" => Some(io::trial(libc::EPERM)),
+        "io.errno" => Some(io::trial(libc::EIO)),
+        _ => None,
+    }
 }
 
 /// Runs an injector on the line that is its standard input, to its end.
@@ -163,6 +185,9 @@ fn hold(line: &Line, mut lease: Lease, order: Order) -> Result<(), InjectError> 
             Some(Down::Order(_)) => return Err(InjectError::NoOrder),
             None => {}
         }
+        if let Err(message) = held.effect.work() {
+            return held.vanish(message);
+        }
         if has_ended(held.init.as_ref(), Duration::ZERO) {
             return Ok(line.send(&Up::ContainerEnded)?);
         }
@@ -192,7 +217,8 @@ impl Held<'_> {
             match self.effect.proof() {
                 Ok(Some(proof)) => {
                     self.unproved = None;
-                    self.line.send(&Up::Applied { proof })?;
+                    let note = self.effect.note();
+                    self.line.send(&Up::Applied { proof, note })?;
                 }
                 Ok(None) if Instant::now() < until => {}
                 Ok(None) => return Ok(Err("the effect does not show".to_owned())),
@@ -233,7 +259,9 @@ impl Held<'_> {
 
     /// The agent's next message, if one comes before `until` and before the container ends.
     fn wait(&self, until: Instant) -> Result<Option<Down>, InjectError> {
-        let others: Vec<BorrowedFd<'_>> = self.init.iter().map(|init| init.as_fd()).collect();
+        let init = self.init.iter().map(|init| init.as_fd());
+        let others: Vec<BorrowedFd<'_>> = init.chain(self.effect.descriptors()).collect();
+        let until = self.effect.due().map_or(until, |due| due.min(until));
         wait(self.line, &others, until)
     }
 }

@@ -98,6 +98,41 @@ pub enum Act {
         /// So much, in thousandths of a core.
         millicores: u64,
     },
+    /// Calls on a volume are held, late or refused.
+    Io(IoAct),
+}
+
+/// What is done to the calls on a volume.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct IoAct {
+    /// Where the volume is mounted in the container.
+    pub volume: String,
+    /// Opens are hit.
+    pub open: bool,
+    /// Reads are hit.
+    pub read: bool,
+    /// Writes are hit.
+    pub write: bool,
+    /// Which share of them, 0 to 100.
+    pub percent: f64,
+    /// What becomes of those.
+    pub mode: IoMode,
+}
+
+/// What becomes of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum IoMode {
+    /// It does not return.
+    Hang,
+    /// It is held back.
+    Latency {
+        /// For so long,
+        delay: Duration,
+        /// more or less.
+        jitter: Duration,
+    },
+    /// It fails with this errno.
+    Error(i32),
 }
 
 impl Act {
@@ -106,6 +141,8 @@ impl Act {
     pub fn competes(&self, other: &Self) -> Option<&'static str> {
         match (self, other) {
             (Self::Cpu { .. }, Self::Cpu { .. }) => Some("the CPU time"),
+            (Self::Io(own), Self::Io(other)) if own.volume == other.volume => Some("the volume"),
+            _ => None,
         }
     }
 }

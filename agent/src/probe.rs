@@ -10,6 +10,7 @@ use std::{
 
 use windtunnel_crds::{
     injection::{ContainerKind, NodeKind},
+    io::IoErrno,
     node_agent::Capability,
 };
 use windtunnel_runtime::chain;
@@ -18,7 +19,6 @@ use crate::{
     impair::{self, ImpairError},
     inject,
     kernel::{
-        cgroup::Hierarchies,
         link::LinkName,
         nft::{Addresses, Chain, Device, Direction, Selection, Table},
         qdisc::{Delay, Netem},
@@ -29,7 +29,7 @@ use crate::{
 /// How long a trial in a process of its own may take.
 const TRIAL: Duration = Duration::from_secs(10);
 /// Kinds that are tried in a process of their own, on the agent's own container.
-const ON_CONTAINERS: [&str; 1] = ["cpu"];
+const ON_CONTAINERS: [&str; 3] = ["cpu", "io", "io.errno"];
 
 /// Tries every kind of fault.
 #[must_use]
@@ -45,6 +45,10 @@ pub fn name(kind: NodeKind<'_>) -> &'static str {
     match kind {
         NodeKind::Network(_) => "network",
         NodeKind::Container(ContainerKind::Cpu(_)) => "cpu",
+        NodeKind::Container(ContainerKind::Io(fault)) => match &fault.error {
+            Some(error) if error.errno != IoErrno::EPERM => "io.errno",
+            _ => "io",
+        },
     }
 }
 
@@ -98,14 +102,7 @@ fn elsewhere(cgroups: &Path, kind: &str) -> Result<(), String> {
 /// # Errors
 /// What this kernel does not do.
 pub fn try_here(cgroups: &Path, kind: &str) -> Result<(), String> {
-    let controller = "cpu";
-    let root = Hierarchies::detect(cgroups).map_err(|e| chain(&e))?;
-    let root = root.controller(controller);
-    let root = root.ok_or_else(|| format!("control groups have no {controller}"))?;
-    match kind {
-        "cpu" => inject::cpu_trial(root),
-        other => Err(format!("{other} is unknown")),
-    }
+    inject::try_here(kind, cgroups).unwrap_or_else(|| Err(format!("{kind} is unknown")))
 }
 
 /// Delay in both directions, through a table that is owned.

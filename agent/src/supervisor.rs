@@ -48,6 +48,8 @@ pub struct Live {
     pub applied_at: Option<Timestamp>,
     /// Why it could not bring the effect about.
     pub failure: Option<String>,
+    /// What the user should know of how far the effect goes.
+    pub note: String,
     /// What is missing of the effect.
     pub vanished: Option<String>,
     /// It saw its container end.
@@ -116,6 +118,7 @@ impl Supervisor {
             applied_at: None,
             failure: None,
             vanished: None,
+            note: String::new(),
             container_ended: false,
             heard_at: now,
             counts: Counts::default(),
@@ -260,7 +263,8 @@ impl Live {
     fn hear(&mut self, message: Up, now: Duration, wall: Timestamp) {
         self.heard_at = now;
         match message {
-            Up::Applied { proof } => {
+            Up::Applied { proof, note } => {
+                self.note = note;
                 tracing::debug!(proof, pid = self.process.pid, "in place");
                 self.applied_at.get_or_insert(wall);
             }

@@ -42,6 +42,7 @@ pub(crate) fn injection(uid: &str, pods: &[&str], network: NodeNetworkFault) -> 
         targets: pods.iter().map(target).collect(),
         network: Some(network),
         cpu: None,
+        io: None,
     };
     let spec = NodeInjectionSpec {
         node_name: "node1".to_owned(),
@@ -132,6 +133,7 @@ pub(crate) fn on_containers(injection: &mut NodeInjection) {
             target.containers = vec![NodeContainer {
                 name: "app".to_owned(),
                 id: "containerd://1".to_owned(),
+                volume_mounts: Vec::new(),
             }];
         }
     }

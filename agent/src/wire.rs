@@ -82,6 +82,8 @@ pub enum Up {
     Applied {
         /// What the kernel holds, in a sentence.
         proof: String,
+        /// What the user should know of how far the effect goes.
+        note: String,
     },
     /// An update was read back.
     Updated,

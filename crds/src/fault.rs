@@ -6,16 +6,17 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    io::IoFault,
     network::NetworkFault,
     stress::CpuFault,
     units::{GoDuration, Percent, at_most, positive},
 };
 
 /// The fields of [`Fault`] of which exactly one must be set.
-pub const KINDS: [&str; 3] = ["network", "podKill", "cpu"];
+pub const KINDS: [&str; 4] = ["network", "podKill", "cpu", "io"];
 
 /// Those of [`KINDS`] that act on containers rather than on whole pods.
-pub const CONTAINER_KINDS: [&str; 1] = ["cpu"];
+pub const CONTAINER_KINDS: [&str; 2] = ["cpu", "io"];
 
 /// One fault: when, on which pods, and what. Exactly one kind must be set.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -59,6 +60,10 @@ pub struct Fault {
     /// Burn CPU time of a container: a share of its own limit, inside its own control group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu: Option<CpuFault>,
+
+    /// Bad disk: calls of a container on one of its volumes hang, are late, or fail.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub io: Option<IoFault>,
 }
 
 /// What a fault does, with the kind's own settings.
@@ -70,6 +75,8 @@ pub enum Kind<'a> {
     PodKill(&'a PodKill),
     /// CPU time is burnt.
     Cpu(&'a CpuFault),
+    /// Calls on a volume hang, are late, or fail.
+    Io(&'a IoFault),
 }
 
 impl Kind<'_> {
@@ -94,6 +101,7 @@ impl Fault {
             self.network.as_ref().map(Kind::Network),
             self.pod_kill.as_ref().map(Kind::PodKill),
             self.cpu.as_ref().map(Kind::Cpu),
+            self.io.as_ref().map(Kind::Io),
         ]
         .into_iter()
         .flatten();

@@ -10,6 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    io::IoFault,
     network::{Bandwidth, Chance, Delay, Direction, Loss, NetworkFault, Reorder, Spare},
     peers::PortRange,
     residue::{ReclaimedBy, Residue},
@@ -131,6 +132,9 @@ pub struct NodeFault {
     /// A CPU fault.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu: Option<CpuFault>,
+    /// An I/O fault.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub io: Option<IoFault>,
 }
 
 /// What a [`NodeFault`] does.
@@ -147,6 +151,8 @@ pub enum NodeKind<'a> {
 pub enum ContainerKind<'a> {
     /// CPU time is burnt.
     Cpu(&'a CpuFault),
+    /// Calls on a volume hang, are late, or fail.
+    Io(&'a IoFault),
 }
 
 impl NodeFault {
@@ -158,6 +164,9 @@ impl NodeFault {
             self.cpu
                 .as_ref()
                 .map(|f| NodeKind::Container(ContainerKind::Cpu(f))),
+            self.io
+                .as_ref()
+                .map(|f| NodeKind::Container(ContainerKind::Io(f))),
         ]
         .into_iter()
         .flatten();
@@ -189,6 +198,10 @@ pub struct NodeContainer {
     pub name: String,
     /// Its id, with the runtime's scheme: `containerd://…`.
     pub id: String,
+    /// Where volumes are mounted in it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 256))]
+    pub volume_mounts: Vec<String>,
 }
 
 /// A network fault with its peers resolved to addresses.

@@ -18,6 +18,7 @@ pub mod conditions;
 pub mod experiment;
 pub mod fault;
 pub mod injection;
+pub mod io;
 pub mod names;
 pub mod network;
 pub mod node_agent;

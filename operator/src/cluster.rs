@@ -31,7 +31,14 @@ pub struct PodSpec {
 #[serde(rename_all = "camelCase", default)]
 struct Container {
     name: String,
+    volume_mounts: Vec<VolumeMount>,
     ports: Vec<ContainerPort>,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct VolumeMount {
+    mount_path: String,
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -114,6 +121,15 @@ pub fn services() -> ApiResource {
 /// The API resource of endpoint slices, which are read untrimmed.
 pub type EndpointSlice = discovery::EndpointSlice;
 
+impl PodSpec {
+    /// Where volumes are mounted in a container.
+    fn mounts(&self, container: &str) -> Vec<String> {
+        let its = self.containers.iter().filter(|c| c.name == container);
+        let mounts = its.flat_map(|c| &c.volume_mounts);
+        mounts.map(|mount| mount.mount_path.clone()).collect()
+    }
+}
+
 /// A pod as a possible target or peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
@@ -154,6 +170,7 @@ impl From<&Pod> for Candidate {
                 .into_iter()
                 .filter(|c| !c.container_id.is_empty())
                 .map(|c| NodeContainer {
+                    volume_mounts: pod.spec.mounts(&c.name),
                     name: c.name,
                     id: c.container_id,
                 })

@@ -1,6 +1,7 @@
 //! The sample that faults are shown on: a gateway calls orders, orders call inventory, and each
 //! measures what it sees. And the probes that tests measure faults with.
 
+mod disk;
 mod probe;
 mod service;
 mod stats;
@@ -38,6 +39,8 @@ enum Command {
     },
     /// Prints what the container uses, as JSON.
     Usage(usage::Settings),
+    /// Opens, reads and writes a file, and prints how that went as JSON.
+    Disk(disk::Settings),
     /// Waits until it is told to end.
     Idle,
 }
@@ -62,6 +65,7 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::Blast(settings) => probe::blast(settings).await,
         Command::Sink { port } => probe::sink(port).await,
         Command::Usage(settings) => usage::usage(settings).await,
+        Command::Disk(settings) => disk::disk(&settings),
         Command::Idle => std::future::pending().await,
     }
 }

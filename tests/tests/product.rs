@@ -14,6 +14,7 @@ mod product {
     pub(crate) mod compose;
     pub(crate) mod cpu;
     pub(crate) mod doses;
+    pub(crate) mod io;
     pub(crate) mod lamp;
     pub(crate) mod lifecycle;
     pub(crate) mod manifests;

@@ -215,7 +215,9 @@ fn without_entry(injection: &NodeInjection, base: TargetStatus) -> TargetStatus 
 }
 
 fn from_entry(o: &Observed, entry: &Entry, base: TargetStatus) -> TargetStatus {
-    let live = o.live.get(&entry.key).map(|l| l.counts.clone());
+    let live = o.live.get(&entry.key);
+    let note = live.map(|l| l.note.clone()).unwrap_or_default();
+    let live = live.map(|l| l.counts.clone());
     match &entry.state {
         State::Injecting { .. } | State::Prepared if entry.injected_before.is_some() => {
             TargetStatus {
@@ -236,6 +238,7 @@ fn from_entry(o: &Observed, entry: &Entry, base: TargetStatus) -> TargetStatus {
         },
         State::Injected { .. } => TargetStatus {
             state: TargetState::Injected,
+            message: note,
             injected_at: entry.injected_at().map(MicroTime),
             ..counted(entry, live.unwrap_or_default(), base)
         },

@@ -268,6 +268,7 @@ impl Sim {
             applied_at: None,
             failure: None,
             vanished: None,
+            note: String::new(),
             container_ended: false,
             heard_at: now,
             counts: Counts::default(),

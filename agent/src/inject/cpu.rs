@@ -13,7 +13,7 @@ use windtunnel_runtime::chain;
 use super::Effect;
 use crate::{
     kernel::{
-        cgroup,
+        cgroup::{self, Hierarchies},
         child::{Child, enter_cgroup_namespace},
     },
     model::{Act, ContainerEntry, Counts},
@@ -121,7 +121,11 @@ impl Effect for Burn {
 }
 
 /// Burns for a moment in the control group that this process is in.
-pub(super) fn trial(root: &Path) -> Result<(), String> {
+pub(super) fn trial(cgroups: &Path) -> Result<(), String> {
+    let root = Hierarchies::detect(cgroups).map_err(|e| chain(&e))?;
+    let root = root
+        .controller(CONTROLLER)
+        .ok_or("there is no such controller")?;
     enter_cgroup_namespace().map_err(|e| chain(&e))?;
     let text = fs::read_to_string("/proc/self/cgroup").map_err(|e| e.to_string())?;
     let own = text
@@ -165,7 +169,12 @@ mod tests {
     fn a_load_is_a_share_of_the_limit_or_of_the_given_cores() {
         use serde_json::json;
         let limited = "50000 100000";
-        let millicores = |act: Result<Act, Refusal>| act.map(|Act::Cpu { millicores }| millicores);
+        let millicores = |act: Result<Act, Refusal>| -> Result<u64, Refusal> {
+            let Act::Cpu { millicores } = act? else {
+                panic!("another act")
+            };
+            Ok(millicores)
+        };
         assert_eq!(millicores(planned(limited, json!({"load": 60}))), Ok(300));
         assert_eq!(millicores(planned(limited, json!({"load": 0.01}))), Ok(1));
         let cores = json!({"load": 50, "cores": 2});

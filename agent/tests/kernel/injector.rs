@@ -135,6 +135,18 @@ impl Injector {
         }
     }
 
+    /// The first that it says and that is no sign of life.
+    pub(crate) fn first(&mut self) -> Up {
+        let start = Instant::now();
+        loop {
+            assert!(start.elapsed() < 4 * SOON, "nothing is said in time");
+            match self.hear() {
+                None | Some(Up::Beat(_)) => {}
+                Some(said) => return said,
+            }
+        }
+    }
+
     /// Keeps it alive for a time.
     pub(crate) fn hold(&mut self, time: Duration) {
         let start = Instant::now();

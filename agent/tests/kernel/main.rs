@@ -10,6 +10,7 @@ mod cpu;
 mod death;
 mod effects;
 mod injector;
+mod io;
 mod lease;
 mod links;
 mod netem;

@@ -113,6 +113,7 @@ fn node_fault(observed: &Observed, fault: &Fault, targets: Vec<NodeTarget>) -> N
             .as_ref()
             .map(|network| node_network(observed, &fault.name, network)),
         cpu: fault.cpu.clone(),
+        io: fault.io.clone(),
     }
 }
 

@@ -194,6 +194,7 @@ impl Node {
                 applied_at: None,
                 failure: None,
                 vanished: None,
+                note: String::new(),
                 container_ended: false,
                 heard_at,
                 counts: Counts::default(),
