@@ -19,11 +19,11 @@ use crate::{
         nft::{Device, Table},
         proc::ProcError,
     },
-    model::{Entry, Key, State},
+    model::{Entry, Key, NetworkEntry, Objects, State},
     node::Node,
     prepare,
     supervisor::SupervisorError,
-    wire::{Order, WireError},
+    wire::{NetworkTask, Order, Task, WireError},
 };
 
 /// Why a step failed.
@@ -84,6 +84,18 @@ fn perform(
         }
         Step::Open { key, window } => write(node, &key, |entry| entry.window = Some(window)),
         Step::Inject { key, table } => inject(node, &key, table, now),
+        Step::Await { key } => {
+            write(node, &key, |entry| {
+                entry.injected_before = entry.injected_at();
+                entry.state = State::Waiting { since: now.boot };
+            })?;
+            node.supervisor.forget(&key);
+            Ok(())
+        }
+        Step::Follow { key, id } => {
+            prepare::follow(node, &key, &id);
+            Ok(())
+        }
         Step::Confirm { key, at } => write(node, &key, |entry| {
             if let Some(injector) = entry.injector() {
                 entry.state = State::Injected { injector, at };
@@ -135,28 +147,23 @@ fn write(node: &mut Node, key: &Key, change: impl FnOnce(&mut Entry)) -> Result<
 
 /// The injector is written down before it is given its order: whatever has an effect is known to
 /// the agent that comes after this one.
-fn inject(node: &mut Node, key: &Key, table: Table, now: Now) -> Result<(), ActError> {
+fn inject(node: &mut Node, key: &Key, table: Option<Table>, now: Now) -> Result<(), ActError> {
     let Some(entry) = node.journal.entries().get(key).cloned() else {
         return Ok(());
     };
     let Some(window) = entry.window else {
         return Ok(());
     };
-    let Some(pid) = member(node, &entry)? else {
+    let task = match &entry.objects {
+        Objects::Container(container) => Some(Task::Container(container.clone())),
+        Objects::Network(network) => network_task(node, &entry, network, table)?,
+    };
+    let Some(task) = task else {
         return Ok(());
     };
-    let queues = entry.network.detours.iter().filter_map(|d| {
-        Some(Device {
-            name: d.ifb.clone(),
-            index: d.ifb_index?,
-        })
-    });
     let order = Order {
         deadline: window.end,
-        netns: entry.network.netns,
-        pid,
-        table,
-        queues: queues.collect(),
+        task,
     };
     let injector = node.supervisor.start(key.clone(), order, now.boot)?;
     let written = write(node, key, |entry| {
@@ -167,6 +174,30 @@ fn inject(node: &mut Node, key: &Key, table: Table, now: Now) -> Result<(), ActE
     }
     written?;
     Ok(node.supervisor.order(key)?)
+}
+
+/// What the injector of a network fault is to do; `None` where nobody is left in the namespace.
+fn network_task(
+    node: &Node,
+    entry: &Entry,
+    network: &NetworkEntry,
+    table: Option<Table>,
+) -> Result<Option<Task>, ActError> {
+    let (Some(pid), Some(table)) = (member(node, entry, network.netns)?, table) else {
+        return Ok(None);
+    };
+    let queues = network.detours.iter().filter_map(|d| {
+        Some(Device {
+            name: d.ifb.clone(),
+            index: d.ifb_index?,
+        })
+    });
+    Ok(Some(Task::Network(NetworkTask {
+        netns: network.netns,
+        pid,
+        table,
+        queues: queues.collect(),
+    })))
 }
 
 fn kill(node: &mut Node, key: Key, why: Kill, now: Now) -> Result<(), ActError> {
@@ -182,9 +213,8 @@ fn kill(node: &mut Node, key: Key, why: Kill, now: Now) -> Result<(), ActError> 
 }
 
 /// A process in the target's network namespace.
-fn member(node: &Node, entry: &Entry) -> Result<Option<i32>, ActError> {
+fn member(node: &Node, entry: &Entry, wanted: NetNsId) -> Result<Option<i32>, ActError> {
     let proc = &node.settings.places.proc;
-    let wanted = entry.network.netns;
     let in_pod = crate::kernel::cgroup::pids(&entry.pod_cgroup).unwrap_or_default();
     let near = in_pod
         .into_iter()
@@ -195,16 +225,19 @@ fn member(node: &Node, entry: &Entry) -> Result<Option<i32>, ActError> {
     }
 }
 
-/// The target's namespace, if any process is in it.
+/// The target's namespace, if the fault is on it and any process is in it.
 pub(crate) fn netns(node: &Node, entry: &Entry) -> Result<Option<NetNs>, ActError> {
     if entry.boot_id != node.boot_id {
         return Ok(None);
     }
-    let Some(pid) = member(node, entry)? else {
+    let Some(network) = entry.network() else {
+        return Ok(None);
+    };
+    let Some(pid) = member(node, entry, network.netns)? else {
         return Ok(None);
     };
     let netns = NetNs::of_pid(&node.settings.places.proc, pid)?;
-    Ok((netns.id() == entry.network.netns).then_some(netns))
+    Ok((netns.id() == network.netns).then_some(netns))
 }
 
 /// Removes what is inert by now; once it is gone, checks the target.
@@ -215,9 +248,9 @@ fn clean(node: &mut Node, key: &Key, now: Now) -> Result<(), ActError> {
     let Some(ended) = entry.ended() else {
         return Ok(());
     };
-    if let Some(netns) = netns(node, &entry)? {
-        let overdue = now.boot >= ended.ended_at + entry.network.drain;
-        match impair::remove(&netns, &entry.network.detours, overdue) {
+    if let (Some(netns), Some(network)) = (netns(node, &entry)?, entry.network()) {
+        let overdue = now.boot >= ended.ended_at + network.drain;
+        match impair::remove(&netns, &network.detours, overdue) {
             Ok(false) => return Ok(()),
             Ok(true) => {}
             // The check says what is left.

@@ -23,6 +23,28 @@ pub enum Command {
     /// An injector; started by the agent, with a line to it as standard input.
     #[command(hide = true)]
     Inject,
+    /// What an injector needs inside its target's control group.
+    #[command(hide = true, subcommand)]
+    Child(Child),
+    /// Tries a kind of fault on the agent's own container; started by the agent.
+    #[command(hide = true)]
+    Try {
+        /// Where the node's control groups are mounted.
+        #[arg(long)]
+        cgroups: PathBuf,
+        /// The kind.
+        kind: String,
+    },
+}
+
+/// What a child of an injector does.
+#[derive(Clone, Copy, Debug, Subcommand)]
+pub enum Child {
+    /// Uses CPU time.
+    Burn {
+        /// Thousandths of a core.
+        millicores: u64,
+    },
 }
 
 /// Settings of an agent.

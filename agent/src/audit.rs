@@ -1,14 +1,14 @@
 //! Looks for what an ended fault has left: by the journal's names, and by our marks.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, path::Path};
 
 use windtunnel_crds::residue::{Residue, ResidueKind};
 use windtunnel_runtime::chain;
 
 use crate::{
     impair,
-    kernel::{netns::NetNs, nft},
-    model::{Entry, State},
+    kernel::{cgroup, child, netns::NetNs, nft},
+    model::{Entry, NetworkEntry, State},
     node::Node,
 };
 
@@ -17,10 +17,13 @@ use crate::{
 #[must_use]
 pub fn audit(node: &Node, entry: &Entry, netns: Option<&NetNs>) -> Vec<Residue> {
     let mut found = Vec::new();
-    if let Some(netns) = netns {
+    if let Some(container) = entry.container() {
+        found.extend(children(node, &container.cgroup));
+    }
+    if let (Some(netns), Some(network)) = (netns, entry.network()) {
         match impair::marked(netns) {
             Ok((tables, links)) => {
-                let expected = expected(node, entry);
+                let expected = expected(node, entry, network);
                 let left = |name: &String| !expected.contains(name);
                 found.extend(
                     tables
@@ -39,7 +42,7 @@ pub fn audit(node: &Node, entry: &Entry, netns: Option<&NetNs>) -> Vec<Residue> 
                 message: format!("the target's namespace cannot be read: {}", chain(&error)),
                 ..residue(
                     ResidueKind::Table,
-                    entry.network.table.clone(),
+                    network.table.clone(),
                     Err(String::new()),
                 )
             }),
@@ -52,26 +55,46 @@ pub fn audit(node: &Node, entry: &Entry, netns: Option<&NetNs>) -> Vec<Residue> 
 }
 
 /// The names of tables and links that other faults on the same namespace may have now.
-fn expected(node: &Node, entry: &Entry) -> BTreeSet<String> {
-    let others = node.journal.entries().values().filter(|other| {
-        let same = other.network.netns == entry.network.netns && other.boot_id == entry.boot_id;
+fn expected(node: &Node, entry: &Entry, network: &NetworkEntry) -> BTreeSet<String> {
+    let entries = node.journal.entries().values();
+    let others = entries.filter_map(|other| Some((other, other.network()?)));
+    let others = others.filter(|(other, its)| {
+        let same = its.netns == network.netns && other.boot_id == entry.boot_id;
         let cleaned = other.ended().is_some_and(|e| e.checked.is_some());
         same && other.key != entry.key && !cleaned
     });
     others
-        .flat_map(|other| {
+        .flat_map(|(other, its)| {
             let table = match other.state {
                 State::Ended(_) | State::Prepared => None,
-                _ => Some(other.network.table.clone()),
+                _ => Some(its.table.clone()),
             };
-            other
-                .network
-                .detours
-                .iter()
-                .map(|d| d.ifb.to_string())
-                .chain(table)
+            its.detours.iter().map(|d| d.ifb.to_string()).chain(table)
         })
         .collect()
+}
+
+/// Children of injectors that are dead, among the processes of a container; they are killed.
+fn children(node: &Node, group: &Path) -> Vec<Residue> {
+    let proc = &node.settings.places.proc;
+    let mut found = Vec::new();
+    for process in cgroup::processes(proc, group).unwrap_or_default() {
+        let is_orphan = child::is_one(proc, process.pid)
+            && proc
+                .parent(process.pid)
+                .is_none_or(|parent| !node.supervisor.is_injector(parent));
+        if is_orphan {
+            let killed = proc
+                .open(process)
+                .and_then(|handle| handle.map_or(Ok(()), |handle| handle.kill()));
+            found.push(residue(
+                ResidueKind::Process,
+                process.pid.to_string(),
+                killed.map_err(|e| chain(&e)),
+            ));
+        }
+    }
+    found
 }
 
 fn remove_table(netns: &NetNs, name: String) -> Residue {

@@ -2,6 +2,7 @@
 //! injectors and must live as long as the agent does: they die with it.
 
 use std::{
+    collections::BTreeMap,
     os::fd::{AsFd as _, BorrowedFd},
     sync::{Arc, mpsc},
     time::Duration,
@@ -13,10 +14,7 @@ use nix::{
 };
 use thiserror::Error;
 use tokio::sync::{mpsc as tokio_mpsc, watch};
-use windtunnel_crds::{
-    NodeAgentStatus,
-    node_agent::{Capability, FaultCounters},
-};
+use windtunnel_crds::{NodeAgentStatus, node_agent::FaultCounters};
 use windtunnel_runtime::{CancellationToken, Guard, Pulse};
 
 use crate::{
@@ -66,7 +64,6 @@ pub struct Controller {
     node: Node,
     lines: Lines,
     offset: Offset,
-    capabilities: Vec<Capability>,
     kernel: String,
     pulse: Pulse,
 }
@@ -74,7 +71,7 @@ pub struct Controller {
 impl Controller {
     /// Takes the node over.
     #[must_use]
-    pub fn new(node: Node, lines: Lines, capabilities: Vec<Capability>, pulse: Pulse) -> Self {
+    pub fn new(node: Node, lines: Lines, pulse: Pulse) -> Self {
         let kernel = nix::sys::utsname::uname().map_or_else(
             |_| String::new(),
             |u| u.release().to_string_lossy().into_owned(),
@@ -83,7 +80,6 @@ impl Controller {
             node,
             lines,
             offset: Offset::default(),
-            capabilities,
             kernel,
             pulse,
         }
@@ -185,7 +181,7 @@ impl Controller {
             .metrics
             .injectors
             .set(i64::try_from(injectors).unwrap_or(i64::MAX));
-        let available = self.capabilities.iter().filter(|c| c.available);
+        let available = self.node.capabilities.iter().filter(|c| c.available);
         let status = NodeAgentStatus {
             heartbeat_time: None,
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -195,7 +191,7 @@ impl Controller {
                 .map(|c| c.name.as_str())
                 .collect::<Vec<_>>()
                 .join(","),
-            capabilities: self.capabilities.clone(),
+            capabilities: self.node.capabilities.clone(),
             injectors: u32::try_from(injectors).unwrap_or(u32::MAX),
             clean: residue.iter().all(|r| r.removed),
             residue,
@@ -214,23 +210,30 @@ impl Controller {
         let live = self.node.supervisor.live();
         let mut counters: Vec<FaultCounters> = Vec::new();
         for (key, entry) in self.node.journal.entries() {
-            let matched = match (&entry.state, live.get(key)) {
-                (State::Injected { .. }, Some(live)) => {
-                    i64::try_from(live.counts.matched).unwrap_or(i64::MAX)
-                }
-                _ => continue,
+            let (State::Injected { .. }, Some(live)) = (&entry.state, live.get(key)) else {
+                continue;
             };
             let (uid, fault) = (&entry.experiment.uid, &key.fault);
-            match counters
-                .iter_mut()
-                .find(|c| c.experiment_uid == *uid && c.fault == *fault)
-            {
-                Some(sum) => sum.matched_packets = sum.matched_packets.saturating_add(matched),
-                None => counters.push(FaultCounters {
+            let known = counters
+                .iter()
+                .position(|c| c.experiment_uid == *uid && c.fault == *fault);
+            let at = known.unwrap_or_else(|| {
+                counters.push(FaultCounters {
                     experiment_uid: uid.clone(),
                     fault: fault.clone(),
-                    matched_packets: matched,
-                }),
+                    matched_packets: 0,
+                    effect: BTreeMap::new(),
+                });
+                counters.len() - 1
+            });
+            let number = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+            let sum = &mut counters[at];
+            sum.matched_packets = sum
+                .matched_packets
+                .saturating_add(number(live.counts.matched));
+            for (name, value) in &live.counts.effect {
+                let so_far = sum.effect.entry(name.clone()).or_default();
+                *so_far = so_far.saturating_add(number(*value));
             }
         }
         counters

@@ -8,18 +8,21 @@ use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 use jiff::Timestamp;
 use windtunnel_crds::{
     NodeInjection, NodeInjectionStatus,
-    injection::{NodeFault, TargetStatus},
+    injection::{NodeFault, NodeKind, NodeTarget, TargetStatus},
 };
 
 use crate::{
     kernel::nft::Table,
-    model::{Counts, Ended, Entry, Key, Window},
+    model::{Ended, Entry, Key, Window},
     supervisor::Live,
 };
 
+mod combine;
 mod lifecycle;
 mod prepare;
 mod report;
+#[cfg(test)]
+mod restarts;
 #[cfg(test)]
 mod tests;
 
@@ -33,6 +36,8 @@ pub const SKEW: i64 = 1_000;
 pub const SILENCE: Duration = Duration::from_secs(3);
 /// How long a pod may have no process before its faults are given up.
 pub const DESERTED: Duration = Duration::from_secs(2);
+/// How long a container that has ended may have no successor before its faults are given up.
+pub const RESTART: Duration = Duration::from_mins(1);
 /// How long reports are held back while more is about to happen.
 pub const HOLD: Duration = Duration::from_millis(500);
 
@@ -125,8 +130,20 @@ pub enum Step {
     Inject {
         /// Of which fault on which target.
         key: Key,
-        /// Its rules.
-        table: Table,
+        /// Its rules, for a network fault.
+        table: Option<Table>,
+    },
+    /// Write down that the container has ended, and the effect with it; another is awaited.
+    Await {
+        /// Of which fault on which target.
+        key: Key,
+    },
+    /// Find the container that has taken the place of the one before.
+    Follow {
+        /// Of which fault on which target.
+        key: Key,
+        /// Its id.
+        id: String,
     },
     /// Write down that the effect was read back.
     Confirm {
@@ -243,6 +260,14 @@ impl Observed {
             .then_some((injection, fault))
     }
 
+    /// The container that an entry is about, as the API shows it now.
+    fn container_id(&self, key: &Key) -> Option<&str> {
+        let (_, fault) = self.fault(key)?;
+        let target = fault.targets.iter().find(|t| t.pod_uid == key.pod)?;
+        let container = target.containers.iter().find(|c| c.name == key.container)?;
+        Some(&container.id)
+    }
+
     /// Why nothing of this entry may be in place, if so.
     fn forbidden(&self, key: &Key) -> Option<Kill> {
         if self.stop == Some(true) {
@@ -262,13 +287,18 @@ impl Observed {
     }
 }
 
-impl Counts {
-    /// The larger of both: counters only grow, and a dead injector's last words may be old.
-    #[must_use]
-    pub fn max(self, other: Self) -> Self {
-        Self {
-            matched: self.matched.max(other.matched),
-            dropped: self.dropped.max(other.dropped),
+/// The entries that a target of a fault has: one, or one for each of its containers.
+pub(crate) fn keys(injection: &str, fault: &NodeFault, target: &NodeTarget) -> Vec<Key> {
+    let key = |container: &str| Key {
+        injection: injection.to_owned(),
+        fault: fault.name.clone(),
+        pod: target.pod_uid.clone(),
+        container: container.to_owned(),
+    };
+    match fault.kind() {
+        Some(NodeKind::Container(_)) if !target.containers.is_empty() => {
+            target.containers.iter().map(|c| key(&c.name)).collect()
         }
+        _ => vec![key("")],
     }
 }

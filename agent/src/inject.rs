@@ -5,24 +5,40 @@
 //! heartbeat of its agent, at its deadline, and by any signal; whatever it holds dies with it.
 
 use std::{
-    os::fd::AsFd as _,
+    os::fd::{AsFd as _, BorrowedFd},
+    path::Path,
     time::{Duration, Instant},
 };
 
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::{
+    poll::{PollFd, PollFlags, PollTimeout, poll, ppoll},
+    sys::time::TimeSpec,
+};
 use thiserror::Error;
+use windtunnel_crds::injection::{ContainerKind, NodeContainer};
 
 use crate::{
     kernel::{
         lease::{Lease, LeaseError, die_with_parent},
         nft::Table,
-        proc::{ProcError, boottime},
+        proc::{Proc, ProcError, ProcessHandle, boottime},
     },
-    model::Counts,
-    wire::{BEAT, Down, LEASE, Line, Order, Up, WireError},
+    model::{Act, ContainerEntry, Counts},
+    prepare::Refusal,
+    targets::Container,
+    wire::{BEAT, Down, LEASE, Line, Order, Task, Up, WireError},
 };
 
+mod cpu;
+mod io;
 mod network;
+
+/// How long an effect may take to show after it was brought about.
+const PROOF: Duration = Duration::from_secs(10);
+/// How often an effect that does not show yet is looked at.
+const PROVE: Duration = Duration::from_millis(50);
+/// How long a container may take to be seen to end after an effect on it has vanished.
+const LOOK: Duration = Duration::from_millis(1500);
 
 /// Why an injector ends by itself.
 #[derive(Debug, Error)]
@@ -49,10 +65,71 @@ pub enum InjectError {
 
 /// What an injector holds of the kernel; dropping it gives it back.
 trait Effect {
+    /// What the kernel was read back to hold, in a sentence; `None` while the effect does not show.
+    fn proof(&mut self) -> Result<Option<String>, String>;
     /// Changes what packets are selected, and reads it back.
-    fn update(&mut self, table: Table) -> Result<(), String>;
+    fn update(&mut self, _: Table) -> Result<(), String> {
+        Err("this fault cannot be changed".to_owned())
+    }
+    /// What is to be known of how far the effect goes.
+    fn note(&self) -> String {
+        String::new()
+    }
+    /// What becomes readable when there is work.
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        Vec::new()
+    }
+    /// When there is work in any case.
+    fn due(&self) -> Option<Instant> {
+        None
+    }
+    /// Does what there is to do; never blocks.
+    fn work(&mut self) -> Result<(), String> {
+        Ok(())
+    }
     /// What the fault has met; an error says what is missing of the effect.
     fn check(&mut self) -> Result<Counts, String>;
+}
+
+/// The controller in whose hierarchy the container of a fault is looked for.
+pub(crate) fn controller(kind: ContainerKind<'_>) -> &'static str {
+    match kind {
+        ContainerKind::Cpu(_) => cpu::CONTROLLER,
+        ContainerKind::Io(_) => io::CONTROLLER,
+    }
+}
+
+/// What is to be done to a container, or why it cannot be.
+pub(crate) fn plan(
+    kind: ContainerKind<'_>,
+    container: &NodeContainer,
+    found: &Container,
+) -> Result<Act, Refusal> {
+    match kind {
+        ContainerKind::Cpu(fault) => cpu::plan(fault, found),
+        ContainerKind::Io(fault) => io::plan(fault, container, found),
+    }
+}
+
+/// Brings an effect about; it is to be proved.
+fn apply(task: Task) -> Result<Box<dyn Effect>, String> {
+    match task {
+        Task::Network(task) => network::apply(task),
+        Task::Container(container) => match &container.act {
+            Act::Cpu { millicores } => cpu::apply(&container, *millicores),
+            Act::Io(act) => io::apply(&container, act),
+        },
+    }
+}
+
+/// Tries a kind of fault on what is this process's own; `None` for a kind that is unknown.
+pub(crate) fn try_here(kind: &str, cgroups: &Path) -> Option<Result<(), String>> {
+    match kind {
+        "cpu" => Some(cpu::trial(cgroups)),
+        "io" => Some(io::trial(libc::EPERM)),
+        "io.errno" => Some(io::trial(libc::EIO)),
+        _ => None,
+    }
 }
 
 /// Runs an injector on the line that is its standard input, to its end.
@@ -68,7 +145,7 @@ pub fn run() -> Result<(), InjectError> {
     let line = Line::from_fd(stdin);
     // Until the order is there, the lease alone bounds this process.
     let lease = Lease::start(LEASE, boottime()?.saturating_add(LEASE))?;
-    let Some(Down::Order(order)) = wait(&line, Instant::now() + LEASE)? else {
+    let Some(Down::Order(order)) = wait(&line, &[], Instant::now() + LEASE)? else {
         return Err(InjectError::NoOrder);
     };
     // The new timer holds before the first is gone.
@@ -77,52 +154,149 @@ pub fn run() -> Result<(), InjectError> {
     hold(&line, holder, order)
 }
 
-/// Brings the effect about and holds it until the agent is gone.
+/// Brings the effect about and holds it until the agent is gone, or its container.
 fn hold(line: &Line, mut lease: Lease, order: Order) -> Result<(), InjectError> {
-    let mut effect = match network::apply(order) {
-        Ok((effect, proof)) => {
-            line.send(&Up::Applied { proof })?;
-            effect
-        }
-        Err(message) => {
-            line.send(&Up::Failed { message })?;
-            return Ok(());
-        }
+    let init = match &order.task {
+        Task::Network(_) => None,
+        Task::Container(ContainerEntry { init, .. }) => match Proc::default().open(*init)? {
+            Some(init) => Some(init),
+            None => return Ok(line.send(&Up::ContainerEnded)?),
+        },
     };
-    let mut next_beat = Instant::now() + BEAT;
+    let mut held = match apply(order.task) {
+        Ok(effect) => Held {
+            line,
+            init,
+            effect,
+            unproved: Some(Instant::now() + PROOF),
+        },
+        Err(message) => return failed(line, init.as_ref(), message),
+    };
+    let mut next_beat = Instant::now();
     loop {
-        match wait(line, next_beat)? {
+        match held.wait(next_beat)? {
             Some(Down::Beat) => {
                 lease.renew(LEASE)?;
             }
-            Some(Down::Update(table)) => match effect.update(table) {
+            Some(Down::Update(table)) => match held.effect.update(table) {
                 Ok(()) => line.send(&Up::Updated)?,
-                Err(message) => return vanish(line, message),
+                Err(message) => return held.vanish(message),
             },
             Some(Down::Order(_)) => return Err(InjectError::NoOrder),
             None => {}
         }
+        if let Err(message) = held.effect.work() {
+            return held.vanish(message);
+        }
+        if has_ended(held.init.as_ref(), Duration::ZERO) {
+            return Ok(line.send(&Up::ContainerEnded)?);
+        }
         if Instant::now() >= next_beat {
-            next_beat = Instant::now() + BEAT;
-            match effect.check() {
-                // An agent that does not read is no reason to end: the lease is.
-                Ok(counts) => match line.send(&Up::Beat(counts)) {
-                    Err(WireError::Full) => {}
-                    other => other?,
-                },
-                Err(message) => return vanish(line, message),
+            next_beat = Instant::now() + if held.unproved.is_some() { PROVE } else { BEAT };
+            if let Err(message) = held.beat()? {
+                return held.vanish(message);
             }
         }
     }
 }
 
-fn vanish(line: &Line, message: String) -> Result<(), InjectError> {
-    line.send(&Up::Vanished { message })
-        .map_err(InjectError::from)
+/// An effect, and who is told of it.
+struct Held<'a> {
+    line: &'a Line,
+    init: Option<ProcessHandle>,
+    effect: Box<dyn Effect>,
+    /// Until when the effect must show, while it does not.
+    unproved: Option<Instant>,
 }
 
-/// The agent's next message, if one comes before `until`.
-fn wait(line: &Line, until: Instant) -> Result<Option<Down>, InjectError> {
+impl Held<'_> {
+    /// Proves the effect if that is to be done, and tells what it has met; the inner error says what
+    /// is missing of it.
+    fn beat(&mut self) -> Result<Result<(), String>, InjectError> {
+        if let Some(until) = self.unproved {
+            match self.effect.proof() {
+                Ok(Some(proof)) => {
+                    self.unproved = None;
+                    let note = self.effect.note();
+                    self.line.send(&Up::Applied { proof, note })?;
+                }
+                Ok(None) if Instant::now() < until => {}
+                Ok(None) => return Ok(Err("the effect does not show".to_owned())),
+                Err(message) => return Ok(Err(message)),
+            }
+        }
+        let counts = match self.effect.check() {
+            Ok(counts) => counts,
+            Err(message) => return Ok(Err(message)),
+        };
+        // An agent that does not read is no reason to end: the lease is.
+        match self.line.send(&Up::Beat(counts)) {
+            Ok(()) | Err(WireError::Full) => Ok(Ok(())),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The effect is not there, or not any more.
+    fn vanish(self, message: String) -> Result<(), InjectError> {
+        let Self {
+            line,
+            init,
+            effect,
+            unproved,
+        } = self;
+        drop(effect);
+        if unproved.is_some() {
+            return failed(line, init.as_ref(), message);
+        }
+        let ended = has_ended(init.as_ref(), LOOK);
+        let last = if ended {
+            Up::ContainerEnded
+        } else {
+            Up::Vanished { message }
+        };
+        Ok(line.send(&last)?)
+    }
+
+    /// The agent's next message, if one comes before `until` and before the container ends.
+    fn wait(&self, until: Instant) -> Result<Option<Down>, InjectError> {
+        let init = self.init.iter().map(|init| init.as_fd());
+        let others: Vec<BorrowedFd<'_>> = init.chain(self.effect.descriptors()).collect();
+        let until = self.effect.due().map_or(until, |due| due.min(until));
+        wait(self.line, &others, until)
+    }
+}
+
+/// The effect could not be brought about; where the container has ended, that is why.
+fn failed(line: &Line, init: Option<&ProcessHandle>, message: String) -> Result<(), InjectError> {
+    let last = if has_ended(init, LOOK) {
+        Up::ContainerEnded
+    } else {
+        Up::Failed { message }
+    };
+    Ok(line.send(&last)?)
+}
+
+/// Whether a process ends within some time.
+fn has_ended(process: Option<&ProcessHandle>, within: Duration) -> bool {
+    let until = Instant::now() + within;
+    process.is_some_and(|process| {
+        loop {
+            let mut fds = [PollFd::new(process.as_fd(), PollFlags::POLLIN)];
+            let left = until.saturating_duration_since(Instant::now());
+            match poll(&mut fds, timeout(left)) {
+                Err(nix::Error::EINTR) => {}
+                ready => return matches!(ready, Ok(1..)),
+            }
+        }
+    })
+}
+
+/// The agent's next message, if one comes before `until` and before another descriptor is ready.
+fn wait(
+    line: &Line,
+    others: &[BorrowedFd<'_>],
+    until: Instant,
+) -> Result<Option<Down>, InjectError> {
     loop {
         if let Some(message) = line.receive()? {
             return Ok(Some(message));
@@ -131,8 +305,10 @@ fn wait(line: &Line, until: Instant) -> Result<Option<Down>, InjectError> {
         if left.is_zero() {
             return Ok(None);
         }
-        let mut fds = [PollFd::new(line.as_fd(), PollFlags::POLLIN)];
-        match poll(&mut fds, timeout(left)) {
+        let mut fds = vec![PollFd::new(line.as_fd(), PollFlags::POLLIN)];
+        fds.extend(others.iter().map(|fd| PollFd::new(*fd, PollFlags::POLLIN)));
+        match ppoll(&mut fds, Some(TimeSpec::from_duration(left)), None) {
+            Ok(_) if fds[1..].iter().any(|fd| fd.any() == Some(true)) => return Ok(None),
             Ok(_) | Err(nix::Error::EINTR) => {}
             Err(error) => return Err(InjectError::Wait(error)),
         }

@@ -147,7 +147,11 @@ impl Journal {
     }
 
     fn path(&self, key: &Key) -> PathBuf {
-        let name = hash(&[&key.injection, &key.fault, &key.pod], 32);
+        let mut parts = vec![key.injection.as_str(), &key.fault, &key.pod];
+        if !key.container.is_empty() {
+            parts.push(&key.container);
+        }
+        let name = hash(&parts, 32);
         self.directory.join(format!("{name}.json"))
     }
 

@@ -7,8 +7,11 @@
 
 pub mod beneath;
 pub mod cgroup;
+pub mod child;
+pub mod fanotify;
 pub mod lease;
 pub mod link;
+pub mod mounts;
 pub mod netlink;
 pub mod netns;
 pub mod nft;

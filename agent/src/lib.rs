@@ -8,6 +8,7 @@ pub mod act;
 pub mod api;
 pub mod args;
 pub mod audit;
+pub mod burn;
 pub mod clock;
 pub mod controller;
 pub mod decide;

@@ -2,6 +2,7 @@
 //! it; everything asynchronous runs on a second thread.
 
 use std::{
+    io::Write as _,
     process::ExitCode,
     sync::{Arc, mpsc},
     thread,
@@ -13,10 +14,14 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use tokio::sync::{mpsc as tokio_mpsc, watch};
 use windtunnel_agent::{
     api::{self, Inbox, Outbox},
-    args::{Args, Command, Run},
+    args::{Args, Child, Command, Run},
+    burn,
     controller::{ControlError, Controller, Lines},
     inject,
-    kernel::proc::Proc,
+    kernel::{
+        child::{ChildError, become_one},
+        proc::Proc,
+    },
     metrics::Metrics,
     node::{Node, NodeError, Settings},
     probe,
@@ -59,6 +64,19 @@ fn main() -> ExitCode {
             init_logs(LogFormat::Text, "warn");
             ("injector", inject::run().map_err(|e| chain(&e)))
         }
+        Command::Child(what) => {
+            init_logs(LogFormat::Text, "warn");
+            ("child", child(what).map_err(|e| chain(&e)))
+        }
+        Command::Try { cgroups, kind } => {
+            init_logs(LogFormat::Text, "off");
+            let tried = probe::try_here(&cgroups, &kind);
+            if let Err(message) = &tried {
+                // The agent that asked reads it.
+                let _ = std::io::stdout().write_all(message.as_bytes());
+            }
+            ("trial", tried)
+        }
         Command::Run(run) => {
             init_logs(run.log_format, &run.log);
             ("agent", start(run).map_err(|e| chain(&e)))
@@ -71,6 +89,15 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// A child of an injector: it joins the target's control group first.
+fn child(what: Child) -> Result<(), ChildError> {
+    become_one()?;
+    match what {
+        Child::Burn { millicores } => burn::burn(millicores),
+    }
+    Ok(())
 }
 
 fn start(run: Run) -> Result<(), MainError> {
@@ -88,7 +115,7 @@ fn start(run: Run) -> Result<(), MainError> {
     };
     let (metrics, registry) = Metrics::new();
     let node = Node::new(settings, &run.journal, metrics)?;
-    let capabilities = probe::capabilities();
+    let node = node.with_capabilities(probe::capabilities(&run.cgroups));
     let wake = Arc::new(
         EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
             .map_err(MainError::Wake)?,
@@ -126,7 +153,7 @@ fn start(run: Run) -> Result<(), MainError> {
         reports,
         agent,
     };
-    Controller::new(node, lines, capabilities, pulse).run(guards, &shutdown)?;
+    Controller::new(node, lines, pulse).run(guards, &shutdown)?;
     // It has cancelled the token, or seen it cancelled: it is ending.
     api.join().unwrap_or(Err(MainError::Ended))
 }

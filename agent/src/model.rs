@@ -1,6 +1,6 @@
 //! What the agent knows of one fault on one target: plain data, written to the journal as it is.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -29,6 +29,9 @@ pub struct Key {
     pub fault: String,
     /// Uid of the pod.
     pub pod: String,
+    /// Name of the container; empty for a fault on the whole pod.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub container: String,
 }
 
 /// A fault on a target, from before the first change to the kernel until the last check.
@@ -47,17 +50,101 @@ pub struct Entry {
     /// Name of the pod.
     pub pod_name: String,
     /// Directory of the pod's control group.
-    pub pod_cgroup: std::path::PathBuf,
+    pub pod_cgroup: PathBuf,
     /// How long after the end the node is checked again.
     pub recheck_after: Duration,
-    /// What is done to the network.
-    pub network: NetworkEntry,
+    /// What it is done to, and what of it is built.
+    #[serde(flatten)]
+    pub objects: Objects,
     /// When it was prepared, on the boot clock.
     pub prepared_at: Duration,
     /// When the effect may be there; unset until the run has started.
     pub window: Option<Window>,
+    /// When the effect was first read back on a container that has ended since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub injected_before: Option<Timestamp>,
     /// How far it is.
     pub state: State,
+}
+
+/// What a fault acts on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Objects {
+    /// The pod's network.
+    Network(NetworkEntry),
+    /// A container.
+    Container(ContainerEntry),
+}
+
+/// A container, and what is done to it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ContainerEntry {
+    /// Its id, with the runtime's scheme.
+    pub id: String,
+    /// Directory of its control group.
+    pub cgroup: PathBuf,
+    /// Its first process.
+    pub init: ProcessId,
+    /// What is done.
+    pub act: Act,
+}
+
+/// What is done to a container, with all that was found out about it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Act {
+    /// CPU time is burnt.
+    Cpu {
+        /// So much, in thousandths of a core.
+        millicores: u64,
+    },
+    /// Calls on a volume are held, late or refused.
+    Io(IoAct),
+}
+
+/// What is done to the calls on a volume.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct IoAct {
+    /// Where the volume is mounted in the container.
+    pub volume: String,
+    /// Opens are hit.
+    pub open: bool,
+    /// Reads are hit.
+    pub read: bool,
+    /// Writes are hit.
+    pub write: bool,
+    /// Which share of them, 0 to 100.
+    pub percent: f64,
+    /// What becomes of those.
+    pub mode: IoMode,
+}
+
+/// What becomes of a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum IoMode {
+    /// It does not return.
+    Hang,
+    /// It is held back.
+    Latency {
+        /// For so long,
+        delay: Duration,
+        /// more or less.
+        jitter: Duration,
+    },
+    /// It fails with this errno.
+    Error(i32),
+}
+
+impl Act {
+    /// What this and another act on the same container would quarrel over, if anything.
+    #[must_use]
+    pub fn competes(&self, other: &Self) -> Option<&'static str> {
+        match (self, other) {
+            (Self::Cpu { .. }, Self::Cpu { .. }) => Some("the CPU time"),
+            (Self::Io(own), Self::Io(other)) if own.volume == other.volume => Some("the volume"),
+            _ => None,
+        }
+    }
 }
 
 /// The kernel objects of a network fault.
@@ -102,6 +189,7 @@ pub struct Window {
 }
 
 /// How far a fault on a target is.
+#[expect(clippy::large_enum_variant, reason = "there is one a target")]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum State {
     /// What is inert may be there; nothing has an effect.
@@ -117,6 +205,11 @@ pub enum State {
         injector: ProcessId,
         /// When it was first read back.
         at: Timestamp,
+    },
+    /// The container ended, and the injector with it; a new container is waited for.
+    Waiting {
+        /// Since when, on the boot clock.
+        since: Duration,
     },
     /// The injector is gone, and the effect with it.
     Ended(Ended),
@@ -150,13 +243,16 @@ pub struct Ended {
 }
 
 /// What a fault has met so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
     /// Packets that its rules selected.
     pub matched: u64,
     /// Packets that its queues dropped because they were full; unknown where the kernel does not
     /// tell them from packets that were to be lost.
     pub dropped: Option<u64>,
+    /// What a fault on a container was measured to do, by the name of the counter.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub effect: BTreeMap<String, u64>,
 }
 
 impl Entry {
@@ -165,7 +261,34 @@ impl Entry {
     pub fn injector(&self) -> Option<ProcessId> {
         match &self.state {
             State::Injecting { injector } | State::Injected { injector, .. } => Some(*injector),
-            State::Prepared | State::Ended(_) => None,
+            State::Prepared | State::Waiting { .. } | State::Ended(_) => None,
+        }
+    }
+
+    /// The network that it acts on, if it does.
+    #[must_use]
+    pub fn network(&self) -> Option<&NetworkEntry> {
+        match &self.objects {
+            Objects::Network(network) => Some(network),
+            Objects::Container(_) => None,
+        }
+    }
+
+    /// The container that it acts on, if it does.
+    #[must_use]
+    pub fn container(&self) -> Option<&ContainerEntry> {
+        match &self.objects {
+            Objects::Container(container) => Some(container),
+            Objects::Network(_) => None,
+        }
+    }
+
+    /// When the effect was first read back, if it was.
+    #[must_use]
+    pub fn injected_at(&self) -> Option<Timestamp> {
+        match &self.state {
+            State::Injected { at, .. } => self.injected_before.or(Some(*at)),
+            _ => self.injected_before,
         }
     }
 

@@ -11,6 +11,8 @@ use std::{
 use jiff::Timestamp;
 use windtunnel_crds::{
     NodeInjection,
+    injection::NodeKind,
+    node_agent::Capability,
     residue::{Residue, ResidueKind},
 };
 
@@ -24,6 +26,7 @@ use crate::{
     },
     metrics::Metrics,
     model::{Key, State},
+    probe,
     supervisor::Supervisor,
     targets::{Places, is_deserted},
 };
@@ -70,6 +73,8 @@ pub struct Node {
     pub(crate) metrics: Metrics,
     /// When injectors were first killed, on the boot clock.
     pub(crate) killed_at: BTreeMap<Key, Duration>,
+    /// What this node's kernel can do.
+    pub(crate) capabilities: Vec<Capability>,
     addresses: Vec<IpAddr>,
     /// Since when targets have had no process, on the boot clock.
     deserted: BTreeMap<Key, Duration>,
@@ -102,10 +107,35 @@ impl Node {
             set_aside,
             metrics,
             killed_at: BTreeMap::new(),
+            capabilities: Vec::new(),
             addresses: Vec::new(),
             deserted: BTreeMap::new(),
             looked_at: None,
         })
+    }
+
+    /// The node with what its kernel was found to be able to do.
+    #[must_use]
+    pub fn with_capabilities(self, capabilities: Vec<Capability>) -> Self {
+        Self {
+            capabilities,
+            ..self
+        }
+    }
+
+    /// Whether a kind of fault can be injected here, as was tried at the agent's start.
+    ///
+    /// # Errors
+    /// A reason and a sentence.
+    pub(crate) fn can(&self, kind: NodeKind<'_>) -> Result<(), (&'static str, String)> {
+        let name = probe::name(kind);
+        match self.capabilities.iter().find(|c| c.name == name) {
+            Some(tried) if !tried.available => Err((
+                "KernelFeature",
+                format!("this node cannot do {name}: {}", tried.message),
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// Looks at what changes by itself: the node's addresses, and whether targets still live.

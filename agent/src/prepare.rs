@@ -4,27 +4,37 @@
 
 use windtunnel_crds::{
     NodeInjection,
-    injection::{NodeFault, NodeNetworkFault, NodeTarget, TargetState, TargetStatus},
+    injection::{NodeFault, NodeKind, NodeNetworkFault, NodeTarget, TargetState, TargetStatus},
 };
 use windtunnel_runtime::chain;
 
 use crate::{
     act,
-    decide::{Now, Preparation, node_refusal},
+    decide::{Now, Preparation, keys, node_refusal},
     impair::{self, ImpairError},
     kernel::{link::RouteSocket, netns::NetNs},
-    model::{Entry, FORMAT, Key, NetworkEntry, State},
+    model::{Entry, FORMAT, Key, NetworkEntry, Objects, State},
     network,
     node::Node,
     targets::{self, Target},
 };
+
+mod container;
+
+pub(crate) use container::follow;
 
 /// Most packets that the queues of all faults on this node may hold together: with full-sized
 /// packets about 1 GiB.
 const MAX_QUEUED: u64 = 700_000;
 
 /// A reason and a sentence.
-type Refusal = (&'static str, String);
+pub(crate) type Refusal = (&'static str, String);
+
+/// Makes an entry of what it acts on.
+struct Base {
+    key: Key,
+    entry: Box<dyn Fn(Objects) -> Entry>,
+}
 
 /// What became of a target.
 enum Verdict {
@@ -49,12 +59,12 @@ pub fn prepare(node: &mut Node, uid: &str, now: Now) {
     for fault in &injection.spec.faults {
         let rehearsed = refusal.clone().map_or(Ok(()), Err);
         for target in &fault.targets {
-            let verdict = match &rehearsed {
-                Err(refusal) => Verdict::Refused(refusal.clone()),
-                Ok(()) => prepare_target(node, &injection, (fault, target), now),
-            };
-            if let Some(status) = told(&injection, (&fault.name, target), verdict) {
-                verdicts.push(status);
+            for key in keys(uid, fault, target) {
+                let verdict = match &rehearsed {
+                    Err(refusal) => Verdict::Refused(refusal.clone()),
+                    Ok(()) => prepare_target(node, &injection, (&key, fault, target), now),
+                };
+                verdicts.extend(told(&injection, (&fault.name, target), verdict));
             }
         }
     }
@@ -91,26 +101,17 @@ fn told(
         state,
         reason: reason.to_owned(),
         message,
-        injected_at: None,
-        reverted_at: None,
-        reclaimed_by: None,
-        matched_packets: None,
-        queue_drops: None,
+        ..TargetStatus::default()
     })
 }
 
 fn prepare_target(
     node: &mut Node,
     injection: &NodeInjection,
-    (fault, target): (&NodeFault, &NodeTarget),
+    (key, fault, target): (&Key, &NodeFault, &NodeTarget),
     now: Now,
 ) -> Verdict {
-    let key = Key {
-        injection: injection.metadata.uid.clone().unwrap_or_default(),
-        fault: fault.name.clone(),
-        pod: target.pod_uid.clone(),
-    };
-    match node.journal.entries().get(&key).map(|entry| &entry.state) {
+    match node.journal.entries().get(key).map(|entry| &entry.state) {
         None => {}
         Some(State::Prepared) => return Verdict::Prepared,
         Some(_) => {
@@ -119,18 +120,68 @@ fn prepare_target(
             return Verdict::Refused(("AgentRestarted", message.to_owned()));
         }
     }
-    let Some(network) = &fault.network else {
+    let Some(kind) = fault.kind() else {
         return Verdict::Refused((
             "UnknownFault",
             "this agent does not know the kind of the fault".to_owned(),
         ));
     };
+    if let Err(refusal) = node.can(kind) {
+        return Verdict::Refused(refusal);
+    }
     let found = match targets::resolve(&node.settings.places, &injection.spec.experiment, target) {
         Ok(found) => found,
         Err(error @ targets::TargetError::Gone(_)) => return Verdict::Gone(error.to_string()),
         Err(error) => return Verdict::Refused((error.reason(), chain(&error))),
     };
-    let result = plan(node, injection, (&key, target, network), &found, now).and_then(|entry| {
+    let base = base(node, injection, (key, target), &found, now);
+    match kind {
+        NodeKind::Network(network) => prepare_network(node, injection, (base, network), &found),
+        NodeKind::Container(kind) => container::prepare(node, injection, (base, kind), target),
+    }
+}
+
+/// What every entry has, before it is known what it acts on.
+fn base(
+    node: &Node,
+    injection: &NodeInjection,
+    (key, target): (&Key, &NodeTarget),
+    found: &Target,
+    now: Now,
+) -> Base {
+    let (boot_id, its_key) = (node.boot_id.clone(), key.clone());
+    let injection_name = injection.metadata.name.clone().unwrap_or_default();
+    let experiment = injection.spec.experiment.clone();
+    let recheck_after = injection.spec.recheck_after.get();
+    let (pod_name, pod_cgroup) = (target.pod_name.clone(), found.cgroup.clone());
+    let entry = move |objects| Entry {
+        format: FORMAT,
+        boot_id: boot_id.clone(),
+        key: its_key.clone(),
+        injection_name: injection_name.clone(),
+        experiment: experiment.clone(),
+        pod_name: pod_name.clone(),
+        pod_cgroup: pod_cgroup.clone(),
+        recheck_after,
+        objects,
+        prepared_at: now.boot,
+        window: None,
+        injected_before: None,
+        state: State::Prepared,
+    };
+    Base {
+        key: key.clone(),
+        entry: Box::new(entry),
+    }
+}
+
+fn prepare_network(
+    node: &mut Node,
+    injection: &NodeInjection,
+    (base, network): (Base, &NodeNetworkFault),
+    found: &Target,
+) -> Verdict {
+    let result = plan(node, (base, network), found).and_then(|entry| {
         rehearse(node, injection, network, &entry)?;
         if injection.spec.dry_run {
             Ok(())
@@ -144,48 +195,34 @@ fn prepare_target(
     }
 }
 
-/// The journal entry of a fault on a target, before anything is built.
+/// The journal entry of a network fault, before anything is built.
 fn plan(
     node: &Node,
-    injection: &NodeInjection,
-    (key, target, fault): (&Key, &NodeTarget, &NodeNetworkFault),
+    (base, fault): (Base, &NodeNetworkFault),
     found: &Target,
-    now: Now,
 ) -> Result<Entry, Refusal> {
+    let key = &base.key;
     let links = RouteSocket::open(&found.netns)
         .and_then(|mut route| route.links())
         .map_err(|e| ("KernelRefused", chain(&e)))?;
     impair::check_links(&links).map_err(refused)?;
-    let neighbours = neighbours(node, key);
     compete(node, key, fault)?;
     let detours = network::detours(key, &links, fault).map_err(|e| ("KernelRefused", chain(&e)))?;
-    let entry = Entry {
-        format: FORMAT,
-        boot_id: node.boot_id.clone(),
-        key: key.clone(),
-        injection_name: injection.metadata.name.clone().unwrap_or_default(),
-        experiment: injection.spec.experiment.clone(),
-        pod_name: target.pod_name.clone(),
-        pod_cgroup: found.cgroup.clone(),
-        recheck_after: injection.spec.recheck_after.get(),
-        network: NetworkEntry {
-            netns: found.netns.id(),
-            table: network::table_name(key),
-            // The older keeps the packets if two come to select the same.
-            priority: neighbours
-                .map(|e| e.network.priority + 1)
-                .max()
-                .unwrap_or(0),
-            detours,
-            name_servers: found.name_servers.clone(),
-            drain: network::drain(&fault.impairment),
-        },
-        prepared_at: now.boot,
-        window: None,
-        state: State::Prepared,
+    let network = NetworkEntry {
+        netns: found.netns.id(),
+        table: network::table_name(key),
+        // The older keeps the packets if two come to select the same.
+        priority: neighbours(node, key)
+            .filter_map(Entry::network)
+            .map(|other| other.priority + 1)
+            .max()
+            .unwrap_or(0),
+        detours,
+        name_servers: found.name_servers.clone(),
+        drain: network::drain(&fault.impairment),
     };
-    queue_memory(node, &entry)?;
-    Ok(entry)
+    queue_memory(node, &network)?;
+    Ok((base.entry)(Objects::Network(network)))
 }
 
 /// Other faults on the same pod that may be in place.
@@ -196,7 +233,7 @@ fn neighbours<'a>(node: &'a Node, key: &'a Key) -> impl Iterator<Item = &'a Entr
 
 /// Refuses a fault that selects packets which another one on the same pod selects.
 fn compete(node: &Node, key: &Key, fault: &NodeNetworkFault) -> Result<(), Refusal> {
-    for other in neighbours(node, key) {
+    for other in neighbours(node, key).filter(|e| e.network().is_some()) {
         let injection = node
             .known
             .injections
@@ -219,22 +256,18 @@ fn compete(node: &Node, key: &Key, fault: &NodeNetworkFault) -> Result<(), Refus
 }
 
 /// Refuses more queue memory than a node may be asked for.
-fn queue_memory(node: &Node, entry: &Entry) -> Result<(), Refusal> {
-    let held = |e: &Entry| {
-        e.network
-            .detours
-            .iter()
-            .map(|d| u64::from(d.netem.limit))
-            .sum::<u64>()
+fn queue_memory(node: &Node, network: &NetworkEntry) -> Result<(), Refusal> {
+    let held = |network: &NetworkEntry| -> u64 {
+        let limits = network.detours.iter().map(|d| u64::from(d.netem.limit));
+        limits.sum()
     };
-    let others: u64 = node
-        .journal
-        .entries()
-        .values()
+    let entries = node.journal.entries().values();
+    let others: u64 = entries
         .filter(|e| e.ended().is_none())
+        .filter_map(Entry::network)
         .map(held)
         .sum();
-    let total = others + held(entry);
+    let total = others + held(network);
     if total > MAX_QUEUED {
         return Err((
             "QueueMemory",
@@ -253,10 +286,13 @@ fn rehearse(
     fault: &NodeNetworkFault,
     entry: &Entry,
 ) -> Result<(), Refusal> {
+    let Some(held) = entry.network() else {
+        return Ok(());
+    };
     let node_addresses = node.addresses().to_vec();
     let dns = || injection.spec.cluster_dns.iter().map(|a| a.0);
-    impair::rehearse(&entry.network.detours, |detours| {
-        let mut copy = entry.network.clone();
+    impair::rehearse(&held.detours, |detours| {
+        let mut copy = held.clone();
         copy.detours = detours.to_vec();
         network::table(&copy, fault, &node_addresses, dns())
     })
@@ -269,7 +305,10 @@ fn build(node: &mut Node, mut entry: Entry, netns: &NetNs) -> Result<(), Refusal
         .write(entry.clone())
         .map_err(|e| ("JournalUnwritable", chain(&e)))?;
     let key = entry.key.clone();
-    let built = impair::build(netns, &mut entry.network.detours).map_err(refused);
+    let Objects::Network(network) = &mut entry.objects else {
+        return Ok(());
+    };
+    let built = impair::build(netns, &mut network.detours).map_err(refused);
     let noted = built.and_then(|()| {
         node.journal
             .write(entry.clone())
@@ -287,7 +326,8 @@ fn withdraw(node: &mut Node, key: &Key, netns: &NetNs) {
     let Some(entry) = node.journal.entries().get(key) else {
         return;
     };
-    match impair::remove(netns, &entry.network.detours, true) {
+    let detours = entry.network().map_or(&[][..], |n| &n.detours);
+    match impair::remove(netns, detours, true) {
         Ok(_) => {
             if let Err(error) = node.journal.forget(key) {
                 tracing::warn!(error = chain(&error), "cannot forget a journal entry");

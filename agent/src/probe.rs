@@ -1,12 +1,23 @@
 //! What this node's kernel can do, found out by doing it where it cannot hurt.
 
-use std::time::Duration;
+use std::{
+    io::Read as _,
+    path::Path,
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
 
-use windtunnel_crds::node_agent::Capability;
+use windtunnel_crds::{
+    injection::{ContainerKind, NodeKind},
+    io::IoErrno,
+    node_agent::Capability,
+};
 use windtunnel_runtime::chain;
 
 use crate::{
     impair::{self, ImpairError},
+    inject,
     kernel::{
         link::LinkName,
         nft::{Addresses, Chain, Device, Direction, Selection, Table},
@@ -15,18 +26,83 @@ use crate::{
     model::Detour,
 };
 
+/// How long a trial in a process of its own may take.
+const TRIAL: Duration = Duration::from_secs(10);
+/// Kinds that are tried in a process of their own, on the agent's own container.
+const ON_CONTAINERS: [&str; 3] = ["cpu", "io", "io.errno"];
+
 /// Tries every kind of fault.
 #[must_use]
-pub fn capabilities() -> Vec<Capability> {
-    vec![capability("network", network())]
+pub fn capabilities(cgroups: &Path) -> Vec<Capability> {
+    let mut all = vec![capability("network", network().map_err(|e| chain(&e)))];
+    all.extend(ON_CONTAINERS.map(|kind| capability(kind, elsewhere(cgroups, kind))));
+    all
 }
 
-fn capability(name: &str, tried: Result<(), ImpairError>) -> Capability {
+/// The name of the capability that a kind of fault needs.
+#[must_use]
+pub fn name(kind: NodeKind<'_>) -> &'static str {
+    match kind {
+        NodeKind::Network(_) => "network",
+        NodeKind::Container(ContainerKind::Cpu(_)) => "cpu",
+        NodeKind::Container(ContainerKind::Io(fault)) => match &fault.error {
+            Some(error) if error.errno != IoErrno::EPERM => "io.errno",
+            _ => "io",
+        },
+    }
+}
+
+fn capability(name: &str, tried: Result<(), String>) -> Capability {
     Capability {
         name: name.to_owned(),
         available: tried.is_ok(),
-        message: tried.err().map(|e| chain(&e)).unwrap_or_default(),
+        message: tried.err().unwrap_or_default(),
     }
+}
+
+/// Tries a kind in another process: what it changes of itself must not stay.
+fn elsewhere(cgroups: &Path, kind: &str) -> Result<(), String> {
+    let mut trial = Command::new("/proc/self/exe")
+        .args(["try", "--cgroups"])
+        .arg(cgroups)
+        .arg(kind)
+        .env_clear()
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(|e| e.to_string())?;
+    let until = Instant::now() + TRIAL;
+    let status = loop {
+        match trial.try_wait() {
+            Ok(Some(status)) => break status,
+            Ok(None) if Instant::now() < until => thread::sleep(Duration::from_millis(10)),
+            _ => {
+                // Its children die with it.
+                let _ = trial.kill();
+                let _ = trial.wait();
+                return Err("no outcome in time".to_owned());
+            }
+        }
+    };
+    let mut message = String::new();
+    if let Some(mut output) = trial.stdout.take() {
+        output
+            .read_to_string(&mut message)
+            .map_err(|e| e.to_string())?;
+    }
+    match (status.success(), message.is_empty()) {
+        (true, _) => Ok(()),
+        (false, true) => Err(status.to_string()),
+        (false, false) => Err(message),
+    }
+}
+
+/// Tries a kind on the control group that this process is in.
+///
+/// # Errors
+/// What this kernel does not do.
+pub fn try_here(cgroups: &Path, kind: &str) -> Result<(), String> {
+    inject::try_here(kind, cgroups).unwrap_or_else(|| Err(format!("{kind} is unknown")))
 }
 
 /// Delay in both directions, through a table that is owned.

@@ -35,7 +35,7 @@ pub fn replay(node: &mut Node, now: Now) {
     for entry in open {
         let key = entry.key.clone();
         tracing::info!(?key, "taking back what the agent before had begun");
-        if entry.state == State::Prepared {
+        if entry.state == State::Prepared && entry.injected_before.is_none() {
             // It had no effect yet: as if it had never been prepared.
             prepare::undo(node, &entry);
         }
@@ -62,11 +62,8 @@ fn end(node: &mut Node, mut entry: Entry, now: Now) -> Result<(), ActError> {
 /// How an entry ended whose agent died; `killed`: its injector was still alive.
 #[must_use]
 pub fn outlived(entry: &Entry, boot_id: &str, killed: bool, now: Now) -> Ended {
-    let injected_at = match &entry.state {
-        State::Injected { at, .. } => Some(*at),
-        _ => None,
-    };
-    let begun = !matches!(entry.state, State::Prepared);
+    let injected_at = entry.injected_at();
+    let begun = injected_at.is_some() || !matches!(entry.state, State::Prepared);
     let (outcome, reason, message) = if !begun {
         (
             TargetState::Failed,

@@ -17,7 +17,7 @@ use thiserror::Error;
 use crate::{
     kernel::proc::{Proc, ProcError, ProcessHandle, ProcessId},
     model::{Counts, Key},
-    wire::{BEAT, Down, Line, Order, Up, WireError},
+    wire::{BEAT, Down, Line, Order, Task, Up, WireError},
 };
 
 /// Why an injector could not be started or killed.
@@ -48,8 +48,12 @@ pub struct Live {
     pub applied_at: Option<Timestamp>,
     /// Why it could not bring the effect about.
     pub failure: Option<String>,
+    /// What the user should know of how far the effect goes.
+    pub note: String,
     /// What is missing of the effect.
     pub vanished: Option<String>,
+    /// It saw its container end.
+    pub container_ended: bool,
     /// When it last said anything, on the boot clock.
     pub heard_at: Duration,
     /// What its fault has met.
@@ -114,6 +118,8 @@ impl Supervisor {
             applied_at: None,
             failure: None,
             vanished: None,
+            note: String::new(),
+            container_ended: false,
             heard_at: now,
             counts: Counts::default(),
             has_exited: false,
@@ -163,7 +169,9 @@ impl Supervisor {
     pub fn update(&mut self, key: &Key, table: crate::kernel::nft::Table) -> Result<(), WireError> {
         if let Some(injector) = self.injectors.get_mut(key) {
             injector.line.send(&Down::Update(table.clone()))?;
-            injector.live.order.table = table;
+            if let Task::Network(network) = &mut injector.live.order.task {
+                network.table = table;
+            }
             injector.live.is_current = false;
         }
         Ok(())
@@ -228,6 +236,13 @@ impl Supervisor {
             .collect()
     }
 
+    /// Whether a process is one of the injectors.
+    #[must_use]
+    pub fn is_injector(&self, pid: i32) -> bool {
+        let mut injectors = self.injectors.values();
+        injectors.any(|i| !i.live.has_exited && i.live.process.pid == pid)
+    }
+
     /// How many injectors are alive.
     #[must_use]
     pub fn alive(&self) -> usize {
@@ -248,7 +263,8 @@ impl Live {
     fn hear(&mut self, message: Up, now: Duration, wall: Timestamp) {
         self.heard_at = now;
         match message {
-            Up::Applied { proof } => {
+            Up::Applied { proof, note } => {
+                self.note = note;
                 tracing::debug!(proof, pid = self.process.pid, "in place");
                 self.applied_at.get_or_insert(wall);
             }
@@ -256,6 +272,7 @@ impl Live {
             Up::Beat(counts) => self.counts = counts,
             Up::Failed { message } => self.failure = Some(message),
             Up::Vanished { message } => self.vanished = Some(message),
+            Up::ContainerEnded => self.container_ended = true,
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::kernel::{
     beneath,
     cgroup::{self, CgroupError, Hierarchies},
     netns::{NetNs, NetNsError, NetNsId},
-    proc::{Proc, ProcError},
+    proc::{Proc, ProcError, ProcessId},
 };
 
 /// Why a target cannot be used.
@@ -132,6 +132,34 @@ pub fn resolve(
         cgroup: pod,
         netns,
     })
+}
+
+/// A container as the kernel knows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Container {
+    /// Directory of its control group, in the hierarchy of the controller that was asked for.
+    pub cgroup: PathBuf,
+    /// Its first process.
+    pub init: ProcessId,
+}
+
+/// Finds a container of a pod by its id; the pod is one of [`resolve`]'s.
+///
+/// # Errors
+/// [`TargetError::Gone`] where it has no process.
+pub fn container(
+    places: &Places,
+    target: &NodeTarget,
+    id: &str,
+    controller: &str,
+) -> Result<Container, TargetError> {
+    let gone = || TargetError::Gone(target.pod_name.clone());
+    let hierarchies = Hierarchies::detect(&places.cgroups)?;
+    let root = hierarchies.controller(controller).ok_or_else(gone)?;
+    let pod = cgroup::find_pod(root, &target.pod_uid)?.ok_or_else(gone)?;
+    let cgroup = cgroup::find_container(&pod, id)?.ok_or_else(gone)?;
+    let init = cgroup::init(&places.proc, &cgroup)?.ok_or_else(gone)?;
+    Ok(Container { cgroup, init })
 }
 
 /// Names from the API become parts of paths: nothing in them may leave the directory.

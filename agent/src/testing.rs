@@ -6,14 +6,17 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use windtunnel_crds::{
     NodeInjection, NodeInjectionSpec,
-    injection::{ExperimentRef, Impairment, NodeFault, NodeNetworkFault, NodeTarget},
+    injection::{
+        ExperimentRef, Impairment, NodeContainer, NodeFault, NodeNetworkFault, NodeTarget,
+    },
     network::Direction,
-    units::GoDuration,
+    stress::CpuFault,
+    units::{GoDuration, Percent},
 };
 
 use crate::{
-    kernel::{self, link::LinkName, netns::NetNsId, nft::Device, qdisc::Netem},
-    model::{Detour, Entry, FORMAT, Key, NetworkEntry, State},
+    kernel::{self, link::LinkName, netns::NetNsId, nft::Device, proc::ProcessId, qdisc::Netem},
+    model::{Act, ContainerEntry, Detour, Entry, FORMAT, Key, NetworkEntry, Objects, State},
 };
 
 pub(crate) fn key(pod: &str) -> Key {
@@ -21,6 +24,7 @@ pub(crate) fn key(pod: &str) -> Key {
         injection: "inj-uid".to_owned(),
         fault: "slow".to_owned(),
         pod: pod.to_owned(),
+        container: String::new(),
     }
 }
 
@@ -37,6 +41,8 @@ pub(crate) fn injection(uid: &str, pods: &[&str], network: NodeNetworkFault) -> 
         duration: GoDuration::from_secs(60),
         targets: pods.iter().map(target).collect(),
         network: Some(network),
+        cpu: None,
+        io: None,
     };
     let spec = NodeInjectionSpec {
         node_name: "node1".to_owned(),
@@ -91,7 +97,7 @@ pub(crate) fn entry(pod: &str) -> Entry {
         pod_name: format!("pod-{pod}"),
         pod_cgroup: "/sys/fs/cgroup/kubepods/pod".into(),
         recheck_after: Duration::from_mins(10),
-        network: NetworkEntry {
+        objects: Objects::Network(NetworkEntry {
             netns: NetNsId {
                 device: 4,
                 inode: 1,
@@ -107,9 +113,44 @@ pub(crate) fn entry(pod: &str) -> Entry {
             }],
             name_servers: Vec::new(),
             drain: Duration::from_secs(1),
-        },
+        }),
         prepared_at: Duration::from_secs(100),
         window: None,
+        injected_before: None,
         state: State::Prepared,
     }
+}
+
+/// The same fault on containers instead: of each pod the container `app`, `containerd://1`.
+pub(crate) fn on_containers(injection: &mut NodeInjection) {
+    for fault in &mut injection.spec.faults {
+        fault.network = None;
+        fault.cpu = Some(CpuFault {
+            load: Percent::ALL,
+            cores: None,
+        });
+        for target in &mut fault.targets {
+            target.containers = vec![NodeContainer {
+                name: "app".to_owned(),
+                id: "containerd://1".to_owned(),
+                volume_mounts: Vec::new(),
+            }];
+        }
+    }
+}
+
+/// An entry of such a fault.
+pub(crate) fn container_entry(pod: &str) -> Entry {
+    let mut entry = entry(pod);
+    "app".clone_into(&mut entry.key.container);
+    entry.objects = Objects::Container(ContainerEntry {
+        id: "containerd://1".to_owned(),
+        cgroup: "/sys/fs/cgroup/kubepods/pod/app".into(),
+        init: ProcessId {
+            pid: 10,
+            start_time: 10,
+        },
+        act: Act::Cpu { millicores: 500 },
+    });
+    entry
 }

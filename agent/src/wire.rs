@@ -22,7 +22,7 @@ use crate::{
         netns::NetNsId,
         nft::{Device, Table},
     },
-    model::Counts,
+    model::{ContainerEntry, Counts},
 };
 
 /// Largest packet: an order with some thousand addresses in text.
@@ -49,6 +49,22 @@ pub enum Down {
 pub struct Order {
     /// The end of the injector's life on the boot clock, whatever happens.
     pub deadline: Duration,
+    /// What to do.
+    pub task: Task,
+}
+
+/// What an injector is to bring about.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Task {
+    /// Impair a network.
+    Network(NetworkTask),
+    /// Do something to a container.
+    Container(ContainerEntry),
+}
+
+/// A network fault.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NetworkTask {
     /// The target's network namespace.
     pub netns: NetNsId,
     /// A process in it.
@@ -66,6 +82,8 @@ pub enum Up {
     Applied {
         /// What the kernel holds, in a sentence.
         proof: String,
+        /// What the user should know of how far the effect goes.
+        note: String,
     },
     /// An update was read back.
     Updated,
@@ -81,6 +99,8 @@ pub enum Up {
         /// What is missing.
         message: String,
     },
+    /// The container has ended, and the injector ends with it.
+    ContainerEnded,
 }
 
 /// Why a packet was not exchanged.

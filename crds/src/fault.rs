@@ -6,17 +6,23 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    io::IoFault,
     network::NetworkFault,
+    stress::CpuFault,
     units::{GoDuration, Percent, at_most, positive},
 };
 
 /// The fields of [`Fault`] of which exactly one must be set.
-pub const KINDS: [&str; 2] = ["network", "podKill"];
+pub const KINDS: [&str; 4] = ["network", "podKill", "cpu", "io"];
+
+/// Those of [`KINDS`] that act on containers rather than on whole pods.
+pub const CONTAINER_KINDS: [&str; 2] = ["cpu", "io"];
 
 /// One fault: when, on which pods, and what. Exactly one kind must be set.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = exactly_one_kind(), validation = one_shot_takes_no_duration())]
+#[x_kube(validation = containers_go_with_container_kinds())]
 pub struct Fault {
     /// The fault's name, of its own within the experiment. It is part of what the draw of targets
     /// depends on.
@@ -50,6 +56,14 @@ pub struct Fault {
     /// drawn at that moment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_kill: Option<PodKill>,
+
+    /// Burn CPU time of a container: a share of its own limit, inside its own control group.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<CpuFault>,
+
+    /// Bad disk: calls of a container on one of its volumes hang, are late, or fail.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub io: Option<IoFault>,
 }
 
 /// What a fault does, with the kind's own settings.
@@ -59,17 +73,40 @@ pub enum Kind<'a> {
     Network(&'a NetworkFault),
     /// Pods are deleted or evicted.
     PodKill(&'a PodKill),
+    /// CPU time is burnt.
+    Cpu(&'a CpuFault),
+    /// Calls on a volume hang, are late, or fail.
+    Io(&'a IoFault),
+}
+
+impl Kind<'_> {
+    /// Agents carry it out, rather than the operator.
+    #[must_use]
+    pub const fn is_on_node(self) -> bool {
+        !matches!(self, Self::PodKill(_))
+    }
+
+    /// It acts on containers, and follows them through restarts.
+    #[must_use]
+    pub const fn is_on_containers(self) -> bool {
+        !matches!(self, Self::PodKill(_) | Self::Network(_))
+    }
 }
 
 impl Fault {
     /// The fault's kind; `None` where not exactly one is set, which the CRD refuses.
     #[must_use]
     pub fn kind(&self) -> Option<Kind<'_>> {
-        match (&self.network, &self.pod_kill) {
-            (Some(network), None) => Some(Kind::Network(network)),
-            (None, Some(kill)) => Some(Kind::PodKill(kill)),
-            _ => None,
-        }
+        let mut set = [
+            self.network.as_ref().map(Kind::Network),
+            self.pod_kill.as_ref().map(Kind::PodKill),
+            self.cpu.as_ref().map(Kind::Cpu),
+            self.io.as_ref().map(Kind::Io),
+        ]
+        .into_iter()
+        .flatten();
+        let kind = set.next();
+        kind.filter(|_| set.next().is_none())
     }
 }
 
@@ -80,8 +117,8 @@ fn exactly_one_kind() -> Rule {
         .collect();
     Rule::new(format!("[{}].filter(x, x).size() == 1", set.join(", "))).message(
         format!(
-            "exactly one kind of fault must be set: {}",
-            KINDS.join(" or ")
+            "exactly one kind of fault must be set, of: {}",
+            KINDS.join(", ")
         )
         .as_str(),
     )
@@ -91,6 +128,25 @@ fn one_shot_takes_no_duration() -> Rule {
     Rule::new("!(has(self.podKill) && has(self.duration))")
         .message("podKill happens once and takes no duration")
         .field_path(".duration")
+}
+
+fn containers_go_with_container_kinds() -> Rule {
+    let set: Vec<String> = CONTAINER_KINDS
+        .iter()
+        .map(|kind| format!("has(self.{kind})"))
+        .collect();
+    Rule::new(format!(
+        "!has(self.target.containers) || {}",
+        set.join(" || ")
+    ))
+    .message(
+        format!(
+            "containers goes with faults on containers: {}",
+            CONTAINER_KINDS.join(", ")
+        )
+        .as_str(),
+    )
+    .field_path(".target.containers")
 }
 
 /// Which pods of the experiment's own namespace a fault is for.
@@ -114,6 +170,14 @@ pub struct Target {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = Rule::new("double(self) > 0.0").message("must be more than 0"))]
     pub percent: Option<Percent>,
+
+    /// The names of the containers that a fault on containers is for; each drawn pod must have all
+    /// of them running. A container that restarts meanwhile is followed. Default: the one that the
+    /// annotation kubectl.kubernetes.io/default-container names, else the pod's first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(min = 1, max = 16), inner(length(min = 1, max = 63)))]
+    #[x_kube(merge_strategy = kube::core::ListMerge::Set)]
+    pub containers: Vec<String>,
 }
 
 /// How pods are killed.

@@ -1,7 +1,7 @@
 //! `NodeInjection`: what the operator asks of one node's agent, and what the agent reports.
 //! Internal; it lives in the release namespace. Absent means: take everything back.
 
-use std::net::IpAddr;
+use std::{collections::BTreeMap, net::IpAddr};
 
 use ipnet::IpNet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
@@ -10,9 +10,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    io::IoFault,
     network::{Bandwidth, Chance, Delay, Direction, Loss, NetworkFault, Reorder, Spare},
     peers::PortRange,
     residue::{ReclaimedBy, Residue},
+    stress::CpuFault,
     units::GoDuration,
 };
 
@@ -127,6 +129,50 @@ pub struct NodeFault {
     /// A network fault.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<NodeNetworkFault>,
+    /// A CPU fault.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<CpuFault>,
+    /// An I/O fault.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub io: Option<IoFault>,
+}
+
+/// What a [`NodeFault`] does.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum NodeKind<'a> {
+    /// Packets of the pod are impaired.
+    Network(&'a NodeNetworkFault),
+    /// Something is done to containers of the pod.
+    Container(ContainerKind<'a>),
+}
+
+/// What is done to a container.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ContainerKind<'a> {
+    /// CPU time is burnt.
+    Cpu(&'a CpuFault),
+    /// Calls on a volume hang, are late, or fail.
+    Io(&'a IoFault),
+}
+
+impl NodeFault {
+    /// What it does; `None` where not exactly one kind that is known here is set.
+    #[must_use]
+    pub fn kind(&self) -> Option<NodeKind<'_>> {
+        let mut set = [
+            self.network.as_ref().map(NodeKind::Network),
+            self.cpu
+                .as_ref()
+                .map(|f| NodeKind::Container(ContainerKind::Cpu(f))),
+            self.io
+                .as_ref()
+                .map(|f| NodeKind::Container(ContainerKind::Io(f))),
+        ]
+        .into_iter()
+        .flatten();
+        let kind = set.next();
+        kind.filter(|_| set.next().is_none())
+    }
 }
 
 /// A target pod.
@@ -137,7 +183,8 @@ pub struct NodeTarget {
     pub pod_name: String,
     /// The pod's uid.
     pub pod_uid: String,
-    /// The ids of its running containers, as the API shows them: `containerd://…`.
+    /// The ids of its containers, as the API shows them: `containerd://…`. For a fault on
+    /// containers those that it is for; for others all that run.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub containers: Vec<NodeContainer>,
@@ -151,6 +198,10 @@ pub struct NodeContainer {
     pub name: String,
     /// Its id, with the runtime's scheme: `containerd://…`.
     pub id: String,
+    /// Where volumes are mounted in it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 256))]
+    pub volume_mounts: Vec<String>,
 }
 
 /// A network fault with its peers resolved to addresses.
@@ -300,7 +351,7 @@ pub enum InjectionPhase {
 }
 
 /// One target of one fault.
-#[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TargetStatus {
     /// The fault's name.
@@ -332,6 +383,9 @@ pub struct TargetStatus {
     /// Packets dropped because the delay queue was full, as last read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue_drops: Option<i64>,
+    /// What the fault was measured to do, by the name of the counter.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub effect: BTreeMap<String, i64>,
 }
 
 /// Where a target is.

@@ -18,6 +18,7 @@ pub mod conditions;
 pub mod experiment;
 pub mod fault;
 pub mod injection;
+pub mod io;
 pub mod names;
 pub mod network;
 pub mod node_agent;
@@ -25,6 +26,7 @@ pub mod peers;
 pub mod residue;
 mod selector;
 pub mod status;
+pub mod stress;
 pub mod units;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{

@@ -1,5 +1,7 @@
 //! `NodeAgent`: one node's agent, as it sees itself. Internal; written by that agent alone.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
@@ -101,4 +103,7 @@ pub struct FaultCounters {
     pub fault: String,
     /// Packets that the fault's rules selected.
     pub matched_packets: i64,
+    /// What the fault was measured to do, by the name of the counter.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub effect: BTreeMap<String, i64>,
 }

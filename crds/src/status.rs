@@ -1,5 +1,7 @@
 //! The status of a `ChaosExperiment`, written by the operator and nobody else.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, MicroTime};
 use kube::{KubeSchema, core::Rule};
 use schemars::JsonSchema;
@@ -162,6 +164,10 @@ pub struct FaultStatus {
     /// in place but met no traffic.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub matched_packets: Option<i64>,
+    /// What a fault on containers was measured to do, summed over its targets: cpu: millicores
+    /// (used in the last second) and cpuMilliseconds; io: asked, hit and waiting (calls).
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub effect: BTreeMap<String, i64>,
     /// Where the fault stands, in a sentence.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     #[schemars(length(max = 4096))]

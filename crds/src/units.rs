@@ -1,4 +1,4 @@
-//! Units of the API: durations, percentages and rates.
+//! Units of the API: durations, percentages, rates and cores.
 //!
 //! Each type parses once, at the edge, and cannot hold a value out of its range.
 //! The same bounds stand in its schema, as CEL rules with a message that says
@@ -10,7 +10,7 @@ mod quantity;
 
 pub use duration::{DURATION_PATTERN, GoDuration, at_least, at_most, positive};
 pub use percent::Percent;
-pub use quantity::BitRate;
+pub use quantity::{BitRate, Cores};
 
 use thiserror::Error;
 
@@ -26,4 +26,7 @@ pub enum UnitError {
     /// The text is not a quantity, or is out of range.
     #[error("{0:?} is not a rate in bit/s such as 512k, 10M or 1G, from 8k to 1T")]
     BitRate(String),
+    /// The text is not a number of cores, or is out of range.
+    #[error("{0:?} is not a number of cores such as 500m, 1.5 or 2, from 1m to 1024")]
+    Cores(String),
 }

@@ -10,6 +10,9 @@ use kube::{
 use serde::{Deserialize, Serialize};
 use windtunnel_crds::injection::NodeContainer;
 
+/// Names the container of a pod that tools act on by default.
+const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
+
 /// A pod, trimmed.
 pub type Pod = Object<PodSpec, PodStatus>;
 /// A Service, trimmed.
@@ -27,7 +30,15 @@ pub struct PodSpec {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct Container {
+    name: String,
+    volume_mounts: Vec<VolumeMount>,
     ports: Vec<ContainerPort>,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct VolumeMount {
+    mount_path: String,
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -110,6 +121,15 @@ pub fn services() -> ApiResource {
 /// The API resource of endpoint slices, which are read untrimmed.
 pub type EndpointSlice = discovery::EndpointSlice;
 
+impl PodSpec {
+    /// Where volumes are mounted in a container.
+    fn mounts(&self, container: &str) -> Vec<String> {
+        let its = self.containers.iter().filter(|c| c.name == container);
+        let mounts = its.flat_map(|c| &c.volume_mounts);
+        mounts.map(|mount| mount.mount_path.clone()).collect()
+    }
+}
+
 /// A pod as a possible target or peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
@@ -125,6 +145,8 @@ pub struct Candidate {
     pub eligible: bool,
     /// Its running containers.
     pub containers: Vec<NodeContainer>,
+    /// The name of the container that is meant where none is named.
+    pub default_container: String,
     /// Its addresses, of both families.
     pub addresses: Vec<IpAddr>,
 }
@@ -148,10 +170,17 @@ impl From<&Pod> for Candidate {
                 .into_iter()
                 .filter(|c| !c.container_id.is_empty())
                 .map(|c| NodeContainer {
+                    volume_mounts: pod.spec.mounts(&c.name),
                     name: c.name,
                     id: c.container_id,
                 })
                 .collect(),
+            default_container: pod
+                .annotations()
+                .get(DEFAULT_CONTAINER)
+                .or(pod.spec.containers.first().map(|c| &c.name))
+                .cloned()
+                .unwrap_or_default(),
             addresses: status.pod_ips.into_iter().map(|ip| ip.ip).collect(),
         }
     }

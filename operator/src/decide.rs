@@ -8,7 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 use windtunnel_crds::{
-    ChaosExperiment, ChaosExperimentStatus, NodeInjection, injection::NodeFault, residue::Residue,
+    ChaosExperiment, ChaosExperimentStatus, NodeInjection,
+    injection::{NodeContainer, NodeFault},
+    residue::Residue,
 };
 
 use crate::{
@@ -16,6 +18,8 @@ use crate::{
     peers::{PeerError, PeerSet},
 };
 
+#[cfg(test)]
+mod container_tests;
 mod draw;
 mod ending;
 mod guard;
@@ -54,6 +58,9 @@ pub struct Observed {
     /// Uids of the namespace's pods, and whether they are on their way out; where
     /// [`Needs::pods`] asks for them.
     pub pods: Option<BTreeMap<String, PodPresence>>,
+    /// The running containers of the namespace's pods by uid; where [`Needs::containers`] asks for
+    /// them.
+    pub containers: Option<BTreeMap<String, Vec<NodeContainer>>>,
     /// Resolved peers by fault; only for the faults of [`Needs::peers`].
     pub peers: BTreeMap<String, Result<PeerSet, PeerError>>,
     /// Addresses of the cluster's DNS; where [`Needs::cluster_dns`] asks for them.
@@ -102,6 +109,8 @@ pub struct Agent {
     pub version: String,
     /// Packets matched so far, by experiment uid and fault.
     pub matched: BTreeMap<(String, String), i64>,
+    /// What faults on containers were measured to do, by experiment uid and fault.
+    pub effects: BTreeMap<(String, String), BTreeMap<String, i64>>,
     /// What it found of ended faults after their reports' objects were gone.
     pub residue: Vec<Residue>,
 }

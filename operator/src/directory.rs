@@ -28,7 +28,7 @@ use tokio::{
     task::JoinSet,
     time::{Instant, timeout},
 };
-use windtunnel_crds::{ChaosExperiment, peers::Peers};
+use windtunnel_crds::{ChaosExperiment, injection::NodeContainer, peers::Peers};
 
 use crate::{
     cluster::{self, Candidate, EndpointSlice, Pod, Service},
@@ -151,6 +151,20 @@ impl Directories {
             directory.hosts.insert(host.0.clone(), addresses);
         }
         Ok(directory)
+    }
+
+    /// The running containers of the pods of an experiment's own namespace, by the pods' uid.
+    ///
+    /// # Errors
+    /// [`DirectoryError`] where the namespace cannot be listed.
+    pub(crate) async fn containers(
+        &self,
+        experiment: (&str, &str),
+    ) -> Result<BTreeMap<String, Vec<NodeContainer>>, DirectoryError> {
+        let namespace = self.namespace(experiment.0, experiment).await?;
+        let pods = namespace.pods.state();
+        let candidates = pods.iter().map(|pod| Candidate::from(&**pod));
+        Ok(candidates.map(|c| (c.uid, c.containers)).collect())
     }
 
     /// The experiment needs no directory any more.

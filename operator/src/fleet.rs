@@ -30,12 +30,13 @@ struct Record {
 pub(crate) struct Tracker(Mutex<BTreeMap<String, Record>>);
 
 impl Tracker {
-    /// An agent was seen; true if anything but its heartbeat and counters changed.
+    /// An agent was seen; true if anything but its heartbeat changed.
     pub(crate) fn see(&self, agent: NodeAgent, now: Instant) -> bool {
         let mut records = self.lock();
         let node = agent.name_any();
         let heartbeat = |a: &NodeAgent| a.status.as_ref().and_then(|s| s.heartbeat_time.clone());
         let clean = |a: &NodeAgent| a.status.as_ref().is_some_and(|s| s.clean);
+        let counters = |a: &NodeAgent| a.status.as_ref().map(|s| s.counters.clone());
         match records.get_mut(&node) {
             None => {
                 let record = Record {
@@ -47,7 +48,9 @@ impl Tracker {
                 true
             }
             Some(record) => {
-                let changed = clean(&record.agent) != clean(&agent) || !record.was_live;
+                let changed = clean(&record.agent) != clean(&agent)
+                    || counters(&record.agent) != counters(&agent)
+                    || !record.was_live;
                 if heartbeat(&record.agent) != heartbeat(&agent) {
                     record.heard = now;
                     record.was_live = true;
@@ -91,6 +94,16 @@ impl Tracker {
                 clean: status.clean,
                 known_version: is_known(&status.version),
                 version: status.version,
+                effects: status
+                    .counters
+                    .iter()
+                    .map(|c| {
+                        (
+                            (c.experiment_uid.clone(), c.fault.clone()),
+                            c.effect.clone(),
+                        )
+                    })
+                    .collect(),
                 matched: status
                     .counters
                     .into_iter()

@@ -42,6 +42,9 @@ pub(crate) enum ObserveError {
         #[source]
         source: kube::core::ParseExpressionError,
     },
+    /// The containers of the targets could not be looked up.
+    #[error("cannot look up the containers of the targets")]
+    Containers(#[source] DirectoryError),
     /// Peers could not be looked up.
     #[error("cannot look up the peers of fault {fault}")]
     Peers {
@@ -108,6 +111,13 @@ pub(crate) async fn observe(
             cluster_dns(ctx).await?
         } else {
             Vec::new()
+        },
+        containers: if needs.containers {
+            let name = experiment.name_any();
+            let containers = ctx.directories.containers((&namespace, &name)).await;
+            Some(containers.map_err(ObserveError::Containers)?)
+        } else {
+            None
         },
         candidates: candidates.into_iter().collect(),
         peers: resolved,

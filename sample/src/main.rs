@@ -1,9 +1,11 @@
 //! The sample that faults are shown on: a gateway calls orders, orders call inventory, and each
 //! measures what it sees. And the probes that tests measure faults with.
 
+mod disk;
 mod probe;
 mod service;
 mod stats;
+mod usage;
 
 use clap::{Parser, Subcommand};
 
@@ -35,6 +37,10 @@ enum Command {
         #[arg(long, default_value_t = 9)]
         port: u16,
     },
+    /// Prints what the container uses, as JSON.
+    Usage(usage::Settings),
+    /// Opens, reads and writes a file, and prints how that went as JSON.
+    Disk(disk::Settings),
     /// Waits until it is told to end.
     Idle,
 }
@@ -58,6 +64,8 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::Probe(settings) => probe::probe(settings).await,
         Command::Blast(settings) => probe::blast(settings).await,
         Command::Sink { port } => probe::sink(port).await,
+        Command::Usage(settings) => usage::usage(settings).await,
+        Command::Disk(settings) => disk::disk(&settings),
         Command::Idle => std::future::pending().await,
     }
 }

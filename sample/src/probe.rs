@@ -324,7 +324,7 @@ fn both(port: u16) -> SocketAddr {
 }
 
 #[expect(clippy::print_stdout, reason = "the outcome is what the caller reads")]
-fn print(outcome: &impl Serialize) -> anyhow::Result<()> {
+pub(crate) fn print(outcome: &impl Serialize) -> anyhow::Result<()> {
     println!("{}", serde_json::to_string(outcome)?);
     Ok(())
 }

@@ -12,7 +12,9 @@
 
 mod product {
     pub(crate) mod compose;
+    pub(crate) mod cpu;
     pub(crate) mod doses;
+    pub(crate) mod io;
     pub(crate) mod lamp;
     pub(crate) mod lifecycle;
     pub(crate) mod manifests;
@@ -41,7 +43,12 @@ use product::{compose, doses, lifecycle, manifests, network, peers, reclaim, tim
 const BESIDE: usize = 4;
 
 /// Tests that touch only what is in their own namespace.
-const GENTLE: &[&[Test]] = &[NETWORK, lifecycle::GENTLE, reclaim::GENTLE];
+const GENTLE: &[&[Test]] = &[
+    NETWORK,
+    lifecycle::GENTLE,
+    reclaim::GENTLE,
+    product::cpu::GENTLE,
+];
 
 /// Tests that take agents, the operator, nodes or the control plane down.
 const ROUGH: &[&[Test]] = &[lifecycle::ROUGH, reclaim::ROUGH, torture::ROUGH];

@@ -2,19 +2,20 @@
 
 use std::time::Duration;
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::SignedDuration;
 use windtunnel_crds::{
     NodeInjection,
     injection::{NodeFault, TargetState},
     residue::ReclaimedBy,
 };
 
-use super::{Decision, Kill, LATE, Now, Observed, SILENCE, Step, WAIT};
+use super::{Decision, Kill, LATE, Now, Observed, RESTART, SILENCE, Step, WAIT};
 use crate::{
-    model::{Counts, Ended, Entry, Key, State, Window},
+    kernel::nft::Table,
+    model::{Counts, Ended, Entry, Key, Objects, State, Window},
     network,
     supervisor::Live,
-    wire::LEASE,
+    wire::{LEASE, Task},
 };
 
 /// How often a target that has not drained or cannot be cleaned is tried again.
@@ -28,6 +29,7 @@ pub(super) fn advance(o: &Observed, key: &Key, entry: &Entry, now: Now, decision
     match &entry.state {
         State::Prepared => prepared(o, key, entry, now, decision),
         State::Injecting { .. } | State::Injected { .. } => in_place(o, key, entry, now, decision),
+        State::Waiting { since } => waiting(o, key, (entry, *since), now, decision),
         State::Ended(ended) => over(o, key, (entry, ended), now, decision),
     }
 }
@@ -55,7 +57,10 @@ fn prepared(o: &Observed, key: &Key, entry: &Entry, now: Now, decision: &mut Dec
             Err(message) => decision.push(end(TargetState::Failed, "StartMissed", &message)),
         };
     };
-    if now.boot >= window.end {
+    if now.boot >= window.end && entry.injected_before.is_some() {
+        // It had been in place on a container that ended.
+        decision.push(end(TargetState::Recovered, "", ""));
+    } else if now.boot >= window.end {
         decision.push(end(
             TargetState::Failed,
             "StartMissed",
@@ -69,12 +74,85 @@ fn prepared(o: &Observed, key: &Key, entry: &Entry, now: Now, decision: &mut Dec
             "TargetGone",
             "the pod was gone before its window opened",
         ));
-    } else if let Some(network) = &fault.network {
-        let dns = injection.spec.cluster_dns.iter().map(|a| a.0);
-        let table = network::table(&entry.network, network, &o.node_addresses, dns);
-        decision.push(Step::Inject {
+    } else {
+        inject(o, key, entry, (injection, fault), decision);
+    }
+}
+
+/// The window is open: the injector is started, on the container that is there now.
+fn inject(
+    o: &Observed,
+    key: &Key,
+    entry: &Entry,
+    (injection, fault): (&NodeInjection, &NodeFault),
+    decision: &mut Decision,
+) {
+    let key = key.clone();
+    match &entry.objects {
+        Objects::Network(_) => {
+            if let Some(table) = rules(o, entry, (injection, fault)) {
+                let table = Some(table);
+                decision.push(Step::Inject { key, table });
+            }
+        }
+        Objects::Container(container) => match o.container_id(&key) {
+            Some(id) if id != container.id => {
+                let id = id.to_owned();
+                decision.push(Step::Follow { key, id });
+            }
+            _ => decision.push(Step::Inject { key, table: None }),
+        },
+    }
+}
+
+/// The rules of a network fault as they are to be now.
+fn rules(
+    o: &Observed,
+    entry: &Entry,
+    (injection, fault): (&NodeInjection, &NodeFault),
+) -> Option<Table> {
+    let dns = injection.spec.cluster_dns.iter().map(|a| a.0);
+    let (held, wanted) = (entry.network()?, fault.network.as_ref()?);
+    Some(network::table(held, wanted, &o.node_addresses, dns))
+}
+
+/// The container has ended, and the effect with it: its successor is followed.
+fn waiting(
+    o: &Observed,
+    key: &Key,
+    (entry, since): (&Entry, Duration),
+    now: Now,
+    decision: &mut Decision,
+) {
+    let outcome = if let Some(why) = o.forbidden(key) {
+        Some(words(why))
+    } else if entry.window.is_none_or(|w| now.boot >= w.end) {
+        Some((TargetState::Recovered, "", ""))
+    } else if o.deserted.contains(key) {
+        Some(words(Kill::Deserted))
+    } else if now.boot >= since + RESTART {
+        Some((
+            TargetState::Gone,
+            "ContainerGone",
+            "the container ended and none has taken its place",
+        ))
+    } else {
+        None
+    };
+    if let Some(outcome) = outcome {
+        let ended = Box::new(by(ReclaimedBy::Kernel, entry, outcome, now));
+        let key = key.clone();
+        return decision.push(Step::End { key, ended });
+    }
+    decision.wake(since + RESTART);
+    if let Some(window) = entry.window {
+        decision.wake(window.end);
+    }
+    let known = entry.container().map(|c| c.id.as_str());
+    if let Some(id) = o.container_id(key).filter(|id| Some(*id) != known) {
+        decision.push(Step::Follow {
             key: key.clone(),
-            table,
+            id: id.to_owned(),
         });
     }
 }
@@ -140,6 +218,10 @@ fn in_place(o: &Observed, key: &Key, entry: &Entry, now: Now, decision: &mut Dec
         });
     };
     if live.has_exited {
+        let is_over = entry.window.is_none_or(|w| now.boot >= w.end);
+        if live.container_ended && !is_over && !o.kills.contains_key(key) {
+            return decision.push(Step::Await { key: key.clone() });
+        }
         let ended = exited(o, key, entry, live, now);
         return decision.push(Step::End {
             key: key.clone(),
@@ -193,12 +275,10 @@ fn refresh(o: &Observed, key: &Key, entry: &Entry, live: &Live, decision: &mut D
     let Some((injection, fault)) = o.fault(key) else {
         return;
     };
-    let Some(network) = &fault.network else {
+    let Some(table) = rules(o, entry, (injection, fault)) else {
         return;
     };
-    let dns = injection.spec.cluster_dns.iter().map(|a| a.0);
-    let table = network::table(&entry.network, network, &o.node_addresses, dns);
-    if table != live.order.table {
+    if matches!(&live.order.task, Task::Network(held) if held.table != table) {
         decision.push(Step::Update {
             key: key.clone(),
             table,
@@ -212,6 +292,8 @@ fn exited(o: &Observed, key: &Key, entry: &Entry, live: &Live, now: Now) -> Ende
     if let Some(message) = &live.failure {
         let outcome = if deserted {
             TargetState::Gone
+        } else if entry.injected_before.is_some() {
+            TargetState::Interrupted
         } else {
             TargetState::Failed
         };
@@ -337,16 +419,12 @@ fn over(
 
 /// An end as it is written down: what is known of the effect is carried along.
 fn ended(entry: &Entry, outcome: TargetState, (reason, message): (&str, &str), now: Now) -> Ended {
-    let injected_at: Option<Timestamp> = match &entry.state {
-        State::Injected { at, .. } => Some(*at),
-        _ => None,
-    };
     Ended {
         outcome,
         reason: reason.to_owned(),
         message: message.to_owned(),
         reclaimed_by: None,
-        injected_at,
+        injected_at: entry.injected_at(),
         reverted_at: now.wall,
         ended_at: now.boot,
         counts: Counts::default(),
@@ -370,7 +448,7 @@ fn by(
 
 fn with(live: &Live, ended: Ended) -> Ended {
     Ended {
-        counts: live.counts,
+        counts: live.counts.clone(),
         // It may have been in place for a moment that was not written down.
         injected_at: ended.injected_at.or(live.applied_at),
         ..ended

@@ -5,10 +5,10 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::ResourceExt as _;
 use windtunnel_crds::{
     NodeInjection, NodeInjectionStatus,
-    injection::{Audit, InjectionPhase, NodeTarget, TargetState, TargetStatus},
+    injection::{Audit, InjectionPhase, NodeFault, NodeTarget, TargetState, TargetStatus},
 };
 
-use super::{Decision, HOLD, Now, Observed, Preparation, Reported, Step};
+use super::{Decision, HOLD, Now, Observed, Preparation, Reported, Step, combine, keys};
 use crate::model::{Counts, Ended, Entry, Key, State};
 
 /// Tells the operator what is new; waits a moment where more is about to follow.
@@ -46,6 +46,7 @@ fn is_news(known: &NodeInjectionStatus, new: &NodeInjectionStatus) -> bool {
             if !target.state.is_final() {
                 target.matched_packets = None;
                 target.queue_drops = None;
+                target.effect.clear();
             }
         }
         status
@@ -60,6 +61,7 @@ fn in_motion(o: &Observed, uid: &str, now: Now) -> bool {
         .filter(|e| e.key.injection == uid)
         .any(|entry| match &entry.state {
             State::Injecting { .. } => true,
+            State::Waiting { .. } => false,
             State::Ended(ended) => ended.checked.is_none(),
             State::Injected { .. } => o.kills.contains_key(&entry.key),
             State::Prepared => is_due(o, entry, now),
@@ -99,7 +101,7 @@ fn status(o: &Observed, uid: &str, injection: &NodeInjection) -> Option<NodeInje
     let mut targets = Vec::new();
     for fault in &injection.spec.faults {
         for target in &fault.targets {
-            targets.push(target_status(o, uid, injection, (&fault.name, target)));
+            targets.push(target_status(o, uid, injection, (fault, target)));
         }
     }
     targets.sort_by(|a, b| (&a.fault, &a.pod_uid).cmp(&(&b.fault, &b.pod_uid)));
@@ -146,33 +148,35 @@ fn target_status(
     o: &Observed,
     uid: &str,
     injection: &NodeInjection,
-    (fault, target): (&str, &NodeTarget),
+    (fault, target): (&NodeFault, &NodeTarget),
 ) -> TargetStatus {
-    let key = Key {
-        injection: uid.to_owned(),
-        fault: fault.to_owned(),
-        pod: target.pod_uid.clone(),
-    };
+    let parts = keys(uid, fault, target)
+        .into_iter()
+        .map(|key| part_status(o, &key, injection, target));
+    combine::combine(parts.collect())
+}
+
+/// The status of one entry: a target's only one, or that of one of its containers.
+fn part_status(
+    o: &Observed,
+    key: &Key,
+    injection: &NodeInjection,
+    target: &NodeTarget,
+) -> TargetStatus {
     let base = TargetStatus {
-        fault: fault.to_owned(),
+        fault: key.fault.clone(),
         pod_name: target.pod_name.clone(),
         pod_uid: target.pod_uid.clone(),
-        state: TargetState::Pending,
-        reason: String::new(),
-        message: String::new(),
-        injected_at: None,
-        reverted_at: None,
-        reclaimed_by: None,
-        matched_packets: None,
-        queue_drops: None,
+        ..TargetStatus::default()
     };
-    if let Some(entry) = o.entries.get(&key) {
+    if let Some(entry) = o.entries.get(key) {
         return from_entry(o, entry, base);
     }
-    let verdicts = o.preparations.get(uid).map_or(&[][..], |p| &p.verdicts);
+    let prepared = o.preparations.get(&key.injection);
+    let verdicts = prepared.map_or(&[][..], |p| &p.verdicts);
     if let Some(verdict) = verdicts
         .iter()
-        .find(|v| v.fault == fault && v.pod_uid == target.pod_uid)
+        .find(|v| v.fault == key.fault && v.pod_uid == key.pod)
     {
         return verdict.clone();
     }
@@ -211,8 +215,18 @@ fn without_entry(injection: &NodeInjection, base: TargetStatus) -> TargetStatus 
 }
 
 fn from_entry(o: &Observed, entry: &Entry, base: TargetStatus) -> TargetStatus {
-    let live = o.live.get(&entry.key).map(|l| l.counts);
+    let live = o.live.get(&entry.key);
+    let note = live.map(|l| l.note.clone()).unwrap_or_default();
+    let live = live.map(|l| l.counts.clone());
     match &entry.state {
+        State::Injecting { .. } | State::Prepared if entry.injected_before.is_some() => {
+            TargetStatus {
+                state: TargetState::Injected,
+                reason: "ContainerRestarting".to_owned(),
+                injected_at: entry.injected_at().map(MicroTime),
+                ..base
+            }
+        }
         State::Prepared => TargetStatus {
             state: TargetState::Prepared,
             ..base
@@ -222,16 +236,28 @@ fn from_entry(o: &Observed, entry: &Entry, base: TargetStatus) -> TargetStatus {
             reason: "Injecting".to_owned(),
             ..base
         },
-        State::Injected { at, .. } => TargetStatus {
+        State::Injected { .. } => TargetStatus {
             state: TargetState::Injected,
-            injected_at: Some(MicroTime(*at)),
-            ..counted(live.unwrap_or_default(), base)
+            message: note,
+            injected_at: entry.injected_at().map(MicroTime),
+            ..counted(entry, live.unwrap_or_default(), base)
         },
-        State::Ended(ended) => from_end(ended, base),
+        State::Waiting { .. } => TargetStatus {
+            // One that was never seen in place is not claimed to be.
+            state: if entry.injected_before.is_some() {
+                TargetState::Injected
+            } else {
+                TargetState::Prepared
+            },
+            reason: "ContainerRestarting".to_owned(),
+            injected_at: entry.injected_at().map(MicroTime),
+            ..base
+        },
+        State::Ended(ended) => from_end(entry, ended, base),
     }
 }
 
-fn from_end(ended: &Ended, base: TargetStatus) -> TargetStatus {
+fn from_end(entry: &Entry, ended: &Ended, base: TargetStatus) -> TargetStatus {
     let Ended {
         outcome,
         reason,
@@ -246,7 +272,7 @@ fn from_end(ended: &Ended, base: TargetStatus) -> TargetStatus {
         residue: _,
     } = ended;
     let base = if injected_at.is_some() {
-        counted(*counts, base)
+        counted(entry, counts.clone(), base)
     } else {
         base
     };
@@ -261,9 +287,15 @@ fn from_end(ended: &Ended, base: TargetStatus) -> TargetStatus {
     }
 }
 
-fn counted(counts: Counts, base: TargetStatus) -> TargetStatus {
+fn counted(entry: &Entry, counts: Counts, base: TargetStatus) -> TargetStatus {
+    let number = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
     TargetStatus {
-        matched_packets: i64::try_from(counts.matched).ok(),
+        matched_packets: entry.network().map(|_| number(counts.matched)),
+        effect: counts
+            .effect
+            .into_iter()
+            .map(|(name, n)| (name, number(n)))
+            .collect(),
         queue_drops: counts.dropped.and_then(|d| i64::try_from(d).ok()),
         ..base
     }

@@ -13,24 +13,24 @@ use windtunnel_crds::{
 
 use super::{Decision, Kill, Now, Observed, Preparation, Step, decide};
 use crate::{
-    kernel::{netns::NetNsId, proc::ProcessId},
-    model::{Counts, Entry, Key, State},
+    kernel::proc::ProcessId,
+    model::{Counts, Entry, Key, Objects, State},
     supervisor::Live,
-    testing::{all_traffic, entry, injection, key},
-    wire::Order,
+    testing::{all_traffic, container_entry, entry, injection, key},
+    wire::{NetworkTask, Order, Task},
 };
 
 const UID: &str = "inj-uid";
 
-struct Sim {
-    o: Observed,
+pub(super) struct Sim {
+    pub(super) o: Observed,
     now: Now,
     told: Vec<NodeInjectionStatus>,
-    starts: usize,
+    pub(super) starts: usize,
 }
 
 impl Sim {
-    fn new(pods: &[&str]) -> Self {
+    pub(super) fn new(pods: &[&str]) -> Self {
         let injection = injection(UID, pods, all_traffic());
         Self {
             o: Observed {
@@ -59,16 +59,19 @@ impl Sim {
 
     /// Prepared, started and injected on every pod.
     fn injected(pods: &[&str]) -> Self {
-        let mut sim = Self::new(pods);
-        sim.settle();
-        sim.start(0);
-        sim.settle();
-        sim.apply_all();
-        sim.settle();
-        sim
+        Self::new(pods).in_place()
     }
 
-    fn injection(&mut self) -> &mut NodeInjection {
+    pub(super) fn in_place(mut self) -> Self {
+        self.settle();
+        self.start(0);
+        self.settle();
+        self.apply_all();
+        self.settle();
+        self
+    }
+
+    pub(super) fn injection(&mut self) -> &mut NodeInjection {
         self.o.injections.as_mut().unwrap().get_mut(UID).unwrap()
     }
 
@@ -78,7 +81,7 @@ impl Sim {
         self.injection().spec.start_time = Some(MicroTime(at));
     }
 
-    fn advance(&mut self, millis: u64) {
+    pub(super) fn advance(&mut self, millis: u64) {
         self.now.boot += Duration::from_millis(millis);
         self.now.wall += SignedDuration::from_millis(i64::try_from(millis).unwrap());
         for live in self.o.live.values_mut().filter(|l| !l.has_exited) {
@@ -87,13 +90,13 @@ impl Sim {
     }
 
     /// Every injector says that its effect was read back.
-    fn apply_all(&mut self) {
+    pub(super) fn apply_all(&mut self) {
         for live in self.o.live.values_mut() {
             live.applied_at = Some(self.now.wall);
         }
     }
 
-    fn settle(&mut self) {
+    pub(super) fn settle(&mut self) {
         for _ in 0..20 {
             if self.pass().is_empty() {
                 return;
@@ -137,7 +140,28 @@ impl Sim {
                 let injector = self.entry(&key).injector().unwrap();
                 self.entry(&key).state = State::Injected { injector, at };
             }
-            Step::Update { key, table } => self.o.live.get_mut(&key).unwrap().order.table = table,
+            Step::Update { key, table } => {
+                let task = &mut self.o.live.get_mut(&key).unwrap().order.task;
+                let Task::Network(task) = task else {
+                    panic!("only networks are updated")
+                };
+                task.table = table;
+            }
+            Step::Await { key } => {
+                let since = self.now.boot;
+                let entry = self.entry(&key);
+                entry.injected_before = entry.injected_at();
+                entry.state = State::Waiting { since };
+                self.o.live.remove(&key);
+            }
+            Step::Follow { key, id } => {
+                let entry = self.entry(&key);
+                let Objects::Container(container) = &mut entry.objects else {
+                    panic!("only containers are followed")
+                };
+                container.id = id;
+                entry.state = State::Prepared;
+            }
             Step::Kill { key, why } => {
                 self.o.kills.entry(key.clone()).or_insert(why);
                 self.o.live.get_mut(&key).unwrap().has_exited = true;
@@ -188,9 +212,14 @@ impl Sim {
             } else if spec.spec.dry_run {
                 verdicts.push(verdict(&target.pod_uid, TargetState::Prepared));
             } else {
+                let made = if spec.spec.faults[0].network.is_some() {
+                    entry(&target.pod_uid)
+                } else {
+                    container_entry(&target.pod_uid)
+                };
                 let prepared = Entry {
                     prepared_at: self.now.boot,
-                    ..entry(&target.pod_uid)
+                    ..made
                 };
                 self.o.entries.insert(prepared.key.clone(), prepared);
             }
@@ -208,7 +237,7 @@ impl Sim {
         );
     }
 
-    fn inject(&mut self, key: &Key, table: crate::kernel::nft::Table) {
+    fn inject(&mut self, key: &Key, table: Option<crate::kernel::nft::Table>) {
         self.starts += 1;
         let now = self.now.boot;
         let entry = self.entry(key);
@@ -222,13 +251,16 @@ impl Sim {
         entry.state = State::Injecting { injector: process };
         let order = Order {
             deadline: window.end,
-            netns: NetNsId {
-                device: 4,
-                inode: 1,
+            task: match (&entry.objects, table) {
+                (Objects::Container(container), None) => Task::Container(container.clone()),
+                (Objects::Network(network), Some(table)) => Task::Network(NetworkTask {
+                    netns: network.netns,
+                    pid: 1,
+                    table,
+                    queues: Vec::new(),
+                }),
+                _ => panic!("rules are for networks"),
             },
-            pid: 1,
-            table,
-            queues: Vec::new(),
         };
         let live = Live {
             process,
@@ -236,6 +268,8 @@ impl Sim {
             applied_at: None,
             failure: None,
             vanished: None,
+            note: String::new(),
+            container_ended: false,
             heard_at: now,
             counts: Counts::default(),
             has_exited: false,
@@ -245,11 +279,11 @@ impl Sim {
         self.o.live.insert(key.clone(), live);
     }
 
-    fn last(&self) -> &NodeInjectionStatus {
+    pub(super) fn last(&self) -> &NodeInjectionStatus {
         self.told.last().unwrap()
     }
 
-    fn target(&self, pod: &str) -> &TargetStatus {
+    pub(super) fn target(&self, pod: &str) -> &TargetStatus {
         self.last()
             .targets
             .iter()
@@ -270,11 +304,7 @@ fn verdict(pod: &str, state: TargetState) -> TargetStatus {
         state,
         reason: "LinkKind".to_owned(),
         message: "no".to_owned(),
-        injected_at: None,
-        reverted_at: None,
-        reclaimed_by: None,
-        matched_packets: None,
-        queue_drops: None,
+        ..TargetStatus::default()
     }
 }
 

@@ -8,7 +8,7 @@ use crate::{
         proc::Proc,
     },
     model::Counts,
-    wire::Order,
+    wire::NetworkTask,
 };
 use windtunnel_runtime::chain;
 
@@ -20,17 +20,17 @@ struct Impairment {
     table: OwnedTable,
     route: RouteSocket,
     queues: Vec<Device>,
+    proof: String,
 }
 
 /// Installs the table of an order and reads it back; says what the kernel holds.
-pub(super) fn apply(order: Order) -> Result<(Box<dyn Effect>, String), String> {
-    let Order {
-        deadline: _,
+pub(super) fn apply(task: NetworkTask) -> Result<Box<dyn Effect>, String> {
+    let NetworkTask {
         netns: id,
         pid,
         table,
         queues,
-    } = order;
+    } = task;
     let netns = NetNs::of_pid(&Proc::default(), pid).map_err(|e| chain(&e))?;
     if netns.id() != id {
         return Err(format!(
@@ -41,17 +41,19 @@ pub(super) fn apply(order: Order) -> Result<(Box<dyn Effect>, String), String> {
     let route = RouteSocket::open(&netns).map_err(|e| chain(&e))?;
     let mut table = OwnedTable::install(&netns, &table).map_err(|e| chain(&e))?;
     let proof = table.verify().map_err(|e| chain(&e))?;
-    Ok((
-        Box::new(Impairment {
-            table,
-            route,
-            queues,
-        }),
-        proof.to_string(),
-    ))
+    Ok(Box::new(Impairment {
+        table,
+        route,
+        queues,
+        proof: proof.to_string(),
+    }))
 }
 
 impl Effect for Impairment {
+    fn proof(&mut self) -> Result<Option<String>, String> {
+        Ok(Some(self.proof.clone()))
+    }
+
     fn update(&mut self, table: Table) -> Result<(), String> {
         self.table.update(&table).map_err(|e| chain(&e))?;
         self.table.verify().map(drop).map_err(|e| chain(&e))
@@ -72,6 +74,7 @@ impl Effect for Impairment {
         Ok(Counts {
             matched: counters.sum(Role::Selected).packets,
             dropped,
+            ..Counts::default()
         })
     }
 }

@@ -175,6 +175,36 @@ pub fn init(proc: &Proc, container: &Path) -> Result<Option<ProcessId>, CgroupEr
         .min_by_key(|process| (process.start_time, process.pid)))
 }
 
+/// The CPU limit of a control group itself, in thousandths of a core; `None` without one.
+///
+/// # Errors
+/// When its files cannot be read.
+pub fn cpu_limit(group: &Path) -> Result<Option<u64>, CgroupError> {
+    let (quota, period) = match read(&group.join("cpu.max")) {
+        Ok(text) => {
+            let mut words = text.split_ascii_whitespace().map(str::to_owned);
+            (words.next(), words.next())
+        }
+        Err(CgroupError::Read { source, .. }) if is_gone(&source) => (
+            Some(read(&group.join("cpu.cfs_quota_us"))?),
+            Some(read(&group.join("cpu.cfs_period_us"))?),
+        ),
+        Err(error) => return Err(error),
+    };
+    // "max" or -1: no limit.
+    let number = |text: Option<String>| text.and_then(|t| t.trim().parse::<u64>().ok());
+    Ok(number(quota)
+        .zip(number(period).filter(|period| *period > 0))
+        .map(|(quota, period)| quota.saturating_mul(1000) / period))
+}
+
+fn read(path: &Path) -> Result<String, CgroupError> {
+    fs::read_to_string(path).map_err(|source| CgroupError::Read {
+        path: path.to_owned(),
+        source,
+    })
+}
+
 fn own_pids(group: &Path) -> Result<Vec<i32>, CgroupError> {
     let path = group.join("cgroup.procs");
     let text = match fs::read_to_string(&path) {
@@ -339,5 +369,35 @@ mod tests {
 
         fs::remove_dir_all(&group).unwrap();
         assert_eq!(init(&proc, &group).unwrap(), None);
+    }
+
+    #[test]
+    fn cpu_limits_are_read_in_both_forms() {
+        let table = [
+            (&[("cpu.max", "50000 100000\n")][..], Some(500)),
+            (&[("cpu.max", "max 100000\n")], None),
+            (
+                &[
+                    ("cpu.cfs_quota_us", "150000\n"),
+                    ("cpu.cfs_period_us", "100000\n"),
+                ],
+                Some(1500),
+            ),
+            (
+                &[
+                    ("cpu.cfs_quota_us", "-1\n"),
+                    ("cpu.cfs_period_us", "100000\n"),
+                ],
+                None,
+            ),
+        ];
+        for (files, limit) in table {
+            let dir = tempfile::tempdir().unwrap();
+            for (name, text) in files {
+                fs::write(dir.path().join(name), text).unwrap();
+            }
+            assert_eq!(cpu_limit(dir.path()).unwrap(), limit, "{files:?}");
+        }
+        assert!(cpu_limit(Path::new("/nowhere")).is_err());
     }
 }

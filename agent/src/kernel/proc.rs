@@ -65,6 +65,7 @@ pub struct ProcessId {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Stat {
     state: char,
+    parent: i32,
     start_time: u64,
 }
 
@@ -129,6 +130,19 @@ impl Proc {
     /// When its `stat` cannot be read.
     pub fn is_alive(&self, process: ProcessId) -> Result<bool, ProcError> {
         Ok(self.identify(process.pid)? == Some(process))
+    }
+
+    /// The parent of a process; `None` if it is gone or cannot be read.
+    #[must_use]
+    pub fn parent(&self, pid: i32) -> Option<i32> {
+        self.stat(pid).ok().flatten().map(|stat| stat.parent)
+    }
+
+    /// The arguments that a process was started with; none if it is gone or cannot be read.
+    #[must_use]
+    pub fn arguments(&self, pid: i32) -> Vec<Vec<u8>> {
+        let text = fs::read(self.path(pid).join("cmdline")).unwrap_or_default();
+        text.split(|byte| *byte == 0).map(<[u8]>::to_vec).collect()
     }
 
     /// Opens a process for [`ProcessHandle::kill`]; `None` if it is gone.
@@ -241,8 +255,9 @@ fn parse_stat(text: &str) -> Option<Stat> {
     let mut fields = fields.split_ascii_whitespace();
     Some(Stat {
         state: fields.next()?.chars().next()?,
-        // Field 22 of the file; the state is field 3.
-        start_time: fields.nth(22 - 3 - 1)?.parse().ok()?,
+        parent: fields.next()?.parse().ok()?,
+        // Field 22 of the file; the parent is field 4.
+        start_time: fields.nth(22 - 4 - 1)?.parse().ok()?,
     })
 }
 

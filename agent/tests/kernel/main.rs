@@ -6,8 +6,11 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr)]
 
+mod cpu;
 mod death;
 mod effects;
+mod injector;
+mod io;
 mod lease;
 mod links;
 mod netem;

@@ -1,6 +1,6 @@
-//! Rates in bit/s, written as Kubernetes resource quantities.
+//! Rates in bit/s and cores, written as Kubernetes resource quantities.
 
-use std::{borrow::Cow, fmt, str::FromStr};
+use std::{borrow::Cow, fmt, marker::PhantomData, str::FromStr};
 
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
@@ -54,23 +54,25 @@ impl FromStr for BitRate {
     type Err = UnitError;
 
     fn from_str(text: &str) -> Result<Self, UnitError> {
-        let refuse = || UnitError::BitRate(text.to_owned());
-        let (number, factor) = SUFFIXES
+        let bits = SUFFIXES
             .iter()
             .find_map(|(suffix, factor)| Some((text.strip_suffix(suffix)?, *factor)))
-            .ok_or_else(refuse)?;
-        let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
-        let plain = |part: &str| part.len() <= 12 && part.bytes().all(|b| b.is_ascii_digit());
-        if whole.is_empty() || !plain(whole) || !plain(fraction) || number.ends_with('.') {
-            return Err(refuse());
-        }
-        let digits: u128 = format!("{whole}{fraction}").parse().map_err(|_| refuse())?;
-        let places = u32::try_from(fraction.len()).map_err(|_| refuse())?;
-        let bits = digits * u128::from(factor) / 10u128.pow(places);
-        u64::try_from(bits)
-            .map_err(|_| refuse())
-            .and_then(|bits| Self::new(bits).map_err(|_| refuse()))
+            .and_then(|(number, factor)| scaled(number, factor));
+        let rate = bits.and_then(|bits| Self::new(bits).ok());
+        rate.ok_or_else(|| UnitError::BitRate(text.to_owned()))
     }
+}
+
+/// A plain decimal number times a factor, rounded down.
+fn scaled(number: &str, factor: u64) -> Option<u64> {
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    let plain = |part: &str| part.len() <= 12 && part.bytes().all(|b| b.is_ascii_digit());
+    if whole.is_empty() || !plain(whole) || !plain(fraction) || number.ends_with('.') {
+        return None;
+    }
+    let digits: u128 = format!("{whole}{fraction}").parse().ok()?;
+    let places = u32::try_from(fraction.len()).ok()?;
+    u64::try_from(digits * u128::from(factor) / 10u128.pow(places)).ok()
 }
 
 impl fmt::Display for BitRate {
@@ -97,31 +99,31 @@ impl Serialize for BitRate {
 }
 
 /// A quantity may be written as a number or as text.
-struct Visitor;
+struct Visitor<T>(PhantomData<T>);
 
-impl de::Visitor<'_> for Visitor {
-    type Value = BitRate;
+impl<T: FromStr<Err = UnitError>> de::Visitor<'_> for Visitor<T> {
+    type Value = T;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a rate in bit/s such as 10M")
+        f.write_str("a quantity such as 10M or 500m")
     }
 
-    fn visit_u64<E: de::Error>(self, bits: u64) -> Result<BitRate, E> {
-        BitRate::new(bits).map_err(E::custom)
+    fn visit_u64<E: de::Error>(self, number: u64) -> Result<T, E> {
+        number.to_string().parse().map_err(E::custom)
     }
 
-    fn visit_i64<E: de::Error>(self, bits: i64) -> Result<BitRate, E> {
-        self.visit_u64(u64::try_from(bits).map_err(E::custom)?)
+    fn visit_i64<E: de::Error>(self, number: i64) -> Result<T, E> {
+        number.to_string().parse().map_err(E::custom)
     }
 
-    fn visit_str<E: de::Error>(self, text: &str) -> Result<BitRate, E> {
+    fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
         text.parse().map_err(E::custom)
     }
 }
 
 impl<'de> Deserialize<'de> for BitRate {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(Visitor)
+        deserializer.deserialize_any(Visitor(PhantomData))
     }
 }
 
@@ -145,6 +147,89 @@ impl JsonSchema for BitRate {
                      && !quantity(string(self)).isGreaterThan(quantity('1T'))"
                 ),
                 "message": "must be a rate in bit/s such as 512k, 10M or 1G, from 8k to 1T",
+            }],
+        })
+    }
+}
+
+/// Most cores, in thousandths.
+const MOST_CORES: u64 = 1_024_000;
+
+/// A number of CPU cores, from 1m to 1024.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Cores(u64);
+
+impl Cores {
+    /// Thousandths of a core.
+    #[must_use]
+    pub const fn millis(self) -> u64 {
+        self.0
+    }
+}
+
+impl FromStr for Cores {
+    type Err = UnitError;
+
+    fn from_str(text: &str) -> Result<Self, UnitError> {
+        let millis = match text.strip_suffix('m') {
+            Some(number) => scaled(number, 1),
+            None => scaled(text, 1_000),
+        };
+        millis
+            .filter(|millis| (1..=MOST_CORES).contains(millis))
+            .map(Self)
+            .ok_or_else(|| UnitError::Cores(text.to_owned()))
+    }
+}
+
+impl fmt::Display for Cores {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_multiple_of(1_000) {
+            write!(f, "{}", self.0 / 1_000)
+        } else {
+            write!(f, "{}m", self.0)
+        }
+    }
+}
+
+impl fmt::Debug for Cores {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self} cores")
+    }
+}
+
+impl Serialize for Cores {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Cores {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Visitor(PhantomData))
+    }
+}
+
+impl JsonSchema for Cores {
+    fn schema_name() -> Cow<'static, str> {
+        "Cores".into()
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        const FORM: &str = r"^([0-9]{1,4}(\.[0-9]{1,3})?|[0-9]{1,7}m)$";
+        json_schema!({
+            "x-kubernetes-int-or-string": true,
+            "maxLength": 8,
+            "x-kubernetes-validations": [{
+                "rule": format!(
+                    "string(self).matches(r'{FORM}') && quantity(string(self)).isGreaterThan(quantity('0')) \
+                     && !quantity(string(self)).isGreaterThan(quantity('1024'))"
+                ),
+                "message": "must be a number of cores such as 500m, '1.5' or 2, from 1m to 1024",
             }],
         })
     }
@@ -177,6 +262,25 @@ mod tests {
             "", "7999", "0", "-1M", "10 M", "10m", "1.1T", "1e6", "M", "1.M", ".5M", "10Mbit",
         ] {
             assert!(text.parse::<BitRate>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn cores_are_thousandths() {
+        for (text, millis, shown) in [
+            ("500m", 500, "500m"),
+            ("1.5", 1_500, "1500m"),
+            ("2", 2_000, "2"),
+            ("1024", MOST_CORES, "1024"),
+        ] {
+            let cores: Cores = text.parse().unwrap();
+            assert_eq!(
+                (cores.millis(), cores.to_string().as_str()),
+                (millis, shown)
+            );
+        }
+        for text in ["", "0", "0m", "1025", "-1", "1k", "m", "0.0001"] {
+            assert!(text.parse::<Cores>().is_err(), "{text}");
         }
     }
 }

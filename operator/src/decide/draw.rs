@@ -93,6 +93,7 @@ impl Draw<'_> {
             selector: _,
             count,
             percent,
+            containers: _,
         } = self.target;
         if total == 0 {
             return Err(self.refuse(

@@ -19,6 +19,8 @@ pub struct Needs {
     pub candidates: Vec<String>,
     /// The namespace's pods by uid are needed.
     pub pods: bool,
+    /// The containers of the namespace's pods are needed.
+    pub containers: bool,
     /// Faults whose peers are needed.
     pub peers: Vec<String>,
     /// The addresses of the cluster's DNS are needed.
@@ -73,6 +75,7 @@ fn select(experiment: &ChaosExperiment) -> Needs {
     Needs {
         candidates: faults.iter().map(|f| f.name.clone()).collect(),
         pods: false,
+        containers: false,
         peers: faults
             .iter()
             .filter(|f| has_peers(f))
@@ -110,6 +113,7 @@ fn running(experiment: &ChaosExperiment, now: Timestamp) -> Needs {
         let status = statuses.iter().find(|s| s.name == fault.name);
         match fault.kind() {
             Some(Kind::Network(_)) if has_peers(fault) => needs.peers.push(fault.name.clone()),
+            Some(kind) if kind.is_on_containers() => needs.containers = true,
             Some(Kind::PodKill(_)) if super::kill::is_due(experiment, fault, now) => {
                 needs.pods = true;
                 if status.is_none_or(|s| s.drawn_at.is_none()) {

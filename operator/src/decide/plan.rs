@@ -16,6 +16,7 @@ use windtunnel_crds::{
 };
 
 use super::{Observed, Policy};
+use crate::cluster::Candidate;
 
 /// The draws of the faults that agents carry out, by fault.
 pub(crate) type Draws = BTreeMap<String, Vec<DrawnPod>>;
@@ -48,23 +49,25 @@ pub(crate) fn window_end(experiment: &ChaosExperiment, fault: &Fault) -> GoDurat
 }
 
 /// The faults of an experiment that agents carry out.
-pub(crate) fn node_faults(
-    experiment: &ChaosExperiment,
-) -> impl Iterator<Item = (&Fault, &NetworkFault)> {
-    experiment
-        .spec
-        .faults
-        .iter()
-        .filter_map(|fault| match fault.kind() {
-            Some(Kind::Network(network)) => Some((fault, network)),
-            _ => None,
-        })
+pub(crate) fn node_faults(experiment: &ChaosExperiment) -> impl Iterator<Item = &Fault> {
+    let faults = experiment.spec.faults.iter();
+    faults.filter(|fault| fault.kind().is_some_and(Kind::is_on_node))
+}
+
+/// The names of the containers of a pod that a fault is for; none for a fault on the whole pod.
+pub(crate) fn chosen<'a>(fault: &'a Fault, pod: &'a Candidate) -> Vec<&'a str> {
+    let named = &fault.target.containers;
+    match fault.kind() {
+        Some(kind) if kind.is_on_containers() && named.is_empty() => vec![&pod.default_container],
+        Some(kind) if kind.is_on_containers() => named.iter().map(String::as_str).collect(),
+        _ => Vec::new(),
+    }
 }
 
 /// What every node with a target is asked: its faults by node name.
 pub(crate) fn by_node(observed: &Observed, draws: &Draws) -> BTreeMap<String, Vec<NodeFault>> {
     let mut nodes: BTreeMap<String, Vec<NodeFault>> = BTreeMap::new();
-    for (fault, network) in node_faults(&observed.experiment) {
+    for fault in node_faults(&observed.experiment) {
         let mut targets: BTreeMap<String, Vec<NodeTarget>> = BTreeMap::new();
         for pod in draws.get(&fault.name).into_iter().flatten() {
             targets
@@ -76,54 +79,59 @@ pub(crate) fn by_node(observed: &Observed, draws: &Draws) -> BTreeMap<String, Ve
             nodes
                 .entry(node)
                 .or_default()
-                .push(node_fault(observed, (fault, network), targets));
+                .push(node_fault(observed, fault, targets));
         }
     }
     nodes
 }
 
 fn target(observed: &Observed, fault: &Fault, pod: &DrawnPod) -> NodeTarget {
-    let seen = observed.candidates.get(&fault.name).into_iter().flatten();
+    let mut seen = observed.candidates.get(&fault.name).into_iter().flatten();
+    let containers = seen.find(|c| c.uid == pod.uid).map(|seen| {
+        let chosen = chosen(fault, seen);
+        let all = seen.containers.iter();
+        let wanted = all.filter(|c| chosen.is_empty() || chosen.contains(&c.name.as_str()));
+        wanted.cloned().collect()
+    });
     NodeTarget {
         pod_name: pod.name.clone(),
         pod_uid: pod.uid.clone(),
-        containers: seen
-            .filter(|c| c.uid == pod.uid)
-            .flat_map(|c| c.containers.clone())
-            .collect(),
+        containers: containers.unwrap_or_default(),
     }
 }
 
-fn node_fault(
-    observed: &Observed,
-    (fault, network): (&Fault, &NetworkFault),
-    targets: Vec<NodeTarget>,
-) -> NodeFault {
+fn node_fault(observed: &Observed, fault: &Fault, targets: Vec<NodeTarget>) -> NodeFault {
     let start_after = fault.start_after.unwrap_or_default();
     let end = window_end(&observed.experiment, fault);
-    let resolved = observed
-        .peers
-        .get(&fault.name)
-        .and_then(|r| r.as_ref().ok());
     NodeFault {
         name: fault.name.clone(),
         start_after,
         duration: GoDuration::from(end.get().saturating_sub(start_after.get())),
         targets,
-        network: Some(NodeNetworkFault {
-            impairment: network.into(),
-            direction: network.direction,
-            peers: network
-                .peers
-                .as_ref()
-                .map(|_| resolved.map(|r| r.groups.clone()).unwrap_or_default()),
-            local_ports: network
-                .peers
-                .as_ref()
-                .map(|p| p.local_ports.clone())
-                .unwrap_or_default(),
-            spare: network.spare.clone(),
-        }),
+        network: fault
+            .network
+            .as_ref()
+            .map(|network| node_network(observed, &fault.name, network)),
+        cpu: fault.cpu.clone(),
+        io: fault.io.clone(),
+    }
+}
+
+fn node_network(observed: &Observed, fault: &str, network: &NetworkFault) -> NodeNetworkFault {
+    let resolved = observed.peers.get(fault).and_then(|r| r.as_ref().ok());
+    NodeNetworkFault {
+        impairment: network.into(),
+        direction: network.direction,
+        peers: network
+            .peers
+            .as_ref()
+            .map(|_| resolved.map(|r| r.groups.clone()).unwrap_or_default()),
+        local_ports: network
+            .peers
+            .as_ref()
+            .map(|p| p.local_ports.clone())
+            .unwrap_or_default(),
+        spare: network.spare.clone(),
     }
 }
 

@@ -1,5 +1,7 @@
 //! From what the nodes reported to the experiment's status: counts, conditions, one sentence.
 
+use std::collections::BTreeMap;
+
 use jiff::Timestamp;
 use windtunnel_crds::{
     ChaosExperimentStatus, NodeInjection,
@@ -80,7 +82,7 @@ fn parts<'a>(
 ) -> Vec<Part<'a>> {
     let start = status.start_time.as_ref().map(|t| t.0);
     plan::node_faults(&observed.experiment)
-        .map(|(fault, _)| {
+        .map(|fault| {
             let begins = start.map(|start| plan::at(start, fault.start_after.unwrap_or_default()));
             let draw = status
                 .faults
@@ -140,9 +142,12 @@ fn count(observed: &Observed, part: &Part<'_>, fault: &mut FaultStatus) {
         () if part.open || fault.injected > 0 => FaultPhase::Active,
         () => FaultPhase::Pending,
     };
-    if fault.injected > 0 {
+    let is_network = matches!(part.fault.kind(), Some(Kind::Network(_)));
+    if fault.injected > 0 && is_network {
         let matched = matched(observed, part).max(fault.matched_packets.unwrap_or(0));
         fault.matched_packets = Some(matched);
+    } else if fault.injected > 0 {
+        measure(observed, part, &mut fault.effect);
     }
     fault.message = message(part, fault);
 }
@@ -163,6 +168,28 @@ fn matched(observed: &Observed, part: &Part<'_>) -> i64 {
         .filter_map(|agent| agent.matched.get(&key))
         .sum();
     reported.max(alive)
+}
+
+/// What a fault on containers was measured to do: by the heartbeats while it is in place, then as
+/// it was when it ended.
+fn measure(observed: &Observed, part: &Part<'_>, effect: &mut BTreeMap<String, i64>) {
+    let uid = observed.experiment.metadata.uid.clone().unwrap_or_default();
+    let key = (uid, part.fault.name.clone());
+    let open = part.targets.iter().any(|t| !t.is_final());
+    let alive = observed.fleet.values().filter_map(|a| a.effects.get(&key));
+    let reported = part.targets.iter().filter_map(|t| t.status());
+    let mut sum = BTreeMap::new();
+    let all: Vec<_> = if open {
+        alive.flatten().collect()
+    } else {
+        reported.flat_map(|t| &t.effect).collect()
+    };
+    for (name, value) in all {
+        *sum.entry(name.clone()).or_insert(0) += value;
+    }
+    if !sum.is_empty() {
+        *effect = sum;
+    }
 }
 
 fn message(part: &Part<'_>, fault: &FaultStatus) -> String {
@@ -192,7 +219,10 @@ fn message(part: &Part<'_>, fault: &FaultStatus) -> String {
             "{matched} packets matched, {drops} of them dropped because the delay queue was full"
         ),
         Some(matched) => format!("{matched} packets matched"),
-        None => String::new(),
+        None => {
+            let counters = fault.effect.iter().map(|(name, n)| format!("{name} {n}"));
+            counters.collect::<Vec<_>>().join(", ")
+        }
     }
 }
 
@@ -428,7 +458,7 @@ pub(crate) fn is_over(observed: &Observed, status: &ChaosExperimentStatus) -> bo
             return false;
         };
         match fault.kind() {
-            Some(Kind::Network(_)) => progress
+            Some(kind) if kind.is_on_node() => progress
                 .draw
                 .iter()
                 .all(|pod| see(observed, &fault.name, pod).is_final()),

@@ -23,6 +23,7 @@ pub(crate) fn agent() -> Agent {
         known_version: true,
         version: "0.1.0".to_owned(),
         matched: BTreeMap::new(),
+        effects: BTreeMap::new(),
         residue: Vec::new(),
     }
 }
@@ -37,7 +38,9 @@ pub(crate) fn candidate(name: &str, node: &str) -> Candidate {
         containers: vec![NodeContainer {
             name: "app".to_owned(),
             id: format!("containerd://{name}"),
+            volume_mounts: Vec::new(),
         }],
+        default_container: "app".to_owned(),
         addresses: Vec::new(),
     }
 }
@@ -50,6 +53,7 @@ pub(crate) fn target(app: &str) -> Target {
         },
         count: None,
         percent: None,
+        containers: Vec::new(),
     }
 }
 
@@ -85,6 +89,7 @@ impl Sim {
                 stop: false,
                 candidates: BTreeMap::new(),
                 pods: None,
+                containers: None,
                 peers: BTreeMap::new(),
                 cluster_dns: Vec::new(),
                 policy: Policy {
@@ -131,6 +136,12 @@ impl Sim {
         self.now += duration;
     }
 
+    /// A container of a pod has restarted.
+    pub(crate) fn restart_container(&mut self, pod: &str, id: &str) {
+        let pod = self.pods.iter_mut().find(|p| p.name == pod).unwrap();
+        id.clone_into(&mut pod.containers[0].id);
+    }
+
     /// A pod is gone from the API.
     pub(crate) fn remove_pod(&mut self, name: &str) {
         self.gone.push(name.to_owned());
@@ -174,6 +185,10 @@ impl Sim {
                 .iter()
                 .map(|p| (p.uid.clone(), presence(p)))
                 .collect()
+        });
+        o.containers = needs.containers.then(|| {
+            let containers = |p: &Candidate| (p.uid.clone(), p.containers.clone());
+            self.pods.iter().map(containers).collect()
         });
         let decision = decide(o, self.now);
         let same = decide(o, self.now);
@@ -290,6 +305,7 @@ impl Sim {
                     reclaimed_by: None,
                     matched_packets: (state == TargetState::Injected).then_some(7),
                     queue_drops: None,
+                    effect: BTreeMap::new(),
                 });
             }
         }

@@ -41,6 +41,16 @@ impl<'a> Installation<'a> {
     /// When helm refuses, or it does not come up.
     pub fn install(&self, values: &[&str]) -> Result<()> {
         let chart = chart();
+        // helm leaves definitions that are there as they are.
+        let definitions = chart.join("crds");
+        let apply = [
+            "apply",
+            "--server-side",
+            "--force-conflicts",
+            "--filename",
+            definitions.to_str().context("the chart's path")?,
+        ];
+        success(&self.cluster.kubectl(&apply)?)?;
         let tag = format!("image.tag={}", self.images.tag);
         let chart = chart.to_str().context("the chart's path")?;
         let mut arguments = vec![

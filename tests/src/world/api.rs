@@ -52,6 +52,7 @@ impl Api {
             // The last two are of another app.
             eligible: true,
             containers: Vec::new(),
+            default_container: String::new(),
             addresses: Vec::new(),
         });
         Self {

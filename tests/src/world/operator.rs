@@ -215,6 +215,7 @@ fn observe(now: Duration, api: &Api, experiment: ChaosExperiment) -> Observed {
         known_version: true,
         version: "0.1.0".to_owned(),
         matched: BTreeMap::new(),
+        effects: BTreeMap::new(),
         residue: Vec::new(),
     };
     Observed {
@@ -232,6 +233,7 @@ fn observe(now: Duration, api: &Api, experiment: ChaosExperiment) -> Observed {
             .map(|f| (f, api.selected()))
             .collect(),
         pods: needs.pods.then(|| pods.collect()),
+        containers: None,
         peers: needs
             .peers
             .into_iter()

@@ -4,23 +4,50 @@ use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use windtunnel_crds::{
     conditions::{ConditionStatus as Is, ConditionType},
-    fault::Kind,
+    fault::{Fault, Kind},
     injection::{InjectionPhase, TargetState},
-    status::{FaultStatus, Phase},
+    status::{DrawnPod, FaultStatus, Phase},
 };
 
 use super::{Pass, delete, early_message, patch, stopped_early};
-use crate::decide::{
-    Action, Change, PREPARE,
-    draw::{Draw, Refusal},
-    ending::Ending,
-    guard,
-    plan::{self, Draws},
-    rollup,
+use crate::{
+    cluster::Candidate,
+    decide::{
+        Action, Change, PREPARE,
+        draw::{Draw, Refusal},
+        ending::Ending,
+        guard,
+        plan::{self, Draws},
+        rollup,
+    },
 };
 
 /// The longest that a start on many nodes is put into the future.
 const MAX_LEAD: SignedDuration = SignedDuration::from_secs(2);
+
+/// Refuses a pod that has not every container that the fault is for.
+fn has_containers(
+    fault: &Fault,
+    candidates: &[Candidate],
+    drawn: &[DrawnPod],
+) -> Result<(), Refusal> {
+    for pod in candidates
+        .iter()
+        .filter(|c| drawn.iter().any(|d| d.uid == c.uid))
+    {
+        let has = |name: &&str| pod.containers.iter().any(|c| c.name == **name);
+        if let Some(missing) = plan::chosen(fault, pod).into_iter().find(|name| !has(name)) {
+            return Err(Refusal::new(
+                Ending::TargetsMissing,
+                format!(
+                    "fault {}: pod {} has no container {missing} that has started",
+                    fault.name, pod.name
+                ),
+            ));
+        }
+    }
+    Ok(())
+}
 
 impl Pass<'_> {
     /// Draws every fault's targets, and checks what can be checked before any node is asked.
@@ -29,7 +56,7 @@ impl Pass<'_> {
         let mut draws = Draws::new();
         let mut everybody = Vec::new();
         for fault in &experiment.spec.faults {
-            let on_node = matches!(fault.kind(), Some(Kind::Network(_)));
+            let on_node = fault.kind().is_some_and(Kind::is_on_node);
             let candidates = self.observed.candidates.get(&fault.name);
             let draw = Draw {
                 seed: plan::seed(experiment),
@@ -40,6 +67,7 @@ impl Pass<'_> {
             };
             let kept = self.status.faults.iter().find(|f| f.name == fault.name);
             let pods = draw.draw(kept.map_or(&[], |f| &f.draw))?;
+            has_containers(fault, candidates.map_or(&[], Vec::as_slice), &pods)?;
             everybody.extend(pods.clone());
             if on_node {
                 draws.insert(fault.name.clone(), pods);
@@ -234,7 +262,7 @@ impl Pass<'_> {
             self.observed.experiment.spec.duration,
         )));
         self.status.phase = Some(Phase::Running);
-        for (fault, _) in plan::node_faults(&self.observed.experiment) {
+        for fault in plan::node_faults(&self.observed.experiment) {
             if let Some(status) = self.status.faults.iter_mut().find(|f| f.name == fault.name) {
                 status.drawn_at = Some(MicroTime(self.now));
             }

@@ -1,14 +1,16 @@
-//! The clock runs: pods are killed when due, peers are kept current, reports are rolled up.
+//! The clock runs: pods are killed when due, peers and containers are kept current, reports are
+//! rolled up.
 
 use jiff::SignedDuration;
 use windtunnel_crds::{
     ChaosExperimentStatus,
     fault::{Fault, Kind},
+    injection::{NodeContainer, NodeFault},
     status::FaultPhase,
 };
 
 use super::{Pass, early_message, patch, stopped_early, trouble};
-use crate::decide::{Action, Change, ending::Ending, kill, plan, rollup};
+use crate::decide::{Action, Change, Observed, ending::Ending, kill, plan, rollup};
 
 /// How often host names among the peers are resolved again.
 const RESOLVE: SignedDuration = SignedDuration::from_mins(1);
@@ -28,7 +30,7 @@ impl Pass<'_> {
         }
         self.start_nodes();
         self.kill_pods();
-        self.refresh_peers();
+        self.refresh_nodes();
         rollup::roll_up(self.observed, &mut self.status, self.now);
         if rollup::is_over(self.observed, &self.status) && self.nodes_left().is_empty() {
             return self.end(Ending::WindowsClosed, "every window has closed");
@@ -70,9 +72,9 @@ impl Pass<'_> {
         }
     }
 
-    /// Brings the nodes' peers up to date; agents apply each change as one batch.
-    pub(super) fn refresh_peers(&mut self) {
-        for (fault, _) in plan::node_faults(&self.observed.experiment) {
+    /// Brings the nodes' peers and containers up to date; agents apply each change as one batch.
+    pub(super) fn refresh_nodes(&mut self) {
+        for fault in plan::node_faults(&self.observed.experiment) {
             let Some(Ok(peers)) = self.observed.peers.get(&fault.name) else {
                 continue;
             };
@@ -83,16 +85,8 @@ impl Pass<'_> {
         let mut actions = Vec::new();
         for injection in self.observed.injections.iter().filter(|i| !i.spec.abort) {
             let mut faults = injection.spec.faults.clone();
-            for network in faults
-                .iter_mut()
-                .filter_map(|f| Some((f.name.clone(), f.network.as_mut()?)))
-            {
-                let (name, network) = network;
-                if let (Some(groups), Some(Ok(peers))) =
-                    (&mut network.peers, self.observed.peers.get(&name))
-                {
-                    groups.clone_from(&peers.groups);
-                }
+            for fault in &mut faults {
+                refresh(self.observed, fault);
             }
             if faults != injection.spec.faults {
                 actions.push(patch(injection, Change::Faults(faults)));
@@ -125,6 +119,30 @@ impl Pass<'_> {
 fn has_hosts(fault: &Fault) -> bool {
     let peers = fault.network.as_ref().and_then(|n| n.peers.as_ref());
     peers.is_some_and(|p| !p.hosts.is_empty())
+}
+
+/// A node's fault with the peers that are to be met, and the containers that are there, now.
+fn refresh(observed: &Observed, fault: &mut NodeFault) {
+    match (&mut fault.network, observed.peers.get(&fault.name)) {
+        (Some(network), Some(Ok(peers))) => {
+            if let Some(groups) = &mut network.peers {
+                groups.clone_from(&peers.groups);
+            }
+        }
+        (None, _) => {
+            for target in &mut fault.targets {
+                let now = observed.containers.as_ref();
+                let now = now.and_then(|pods| pods.get(&target.pod_uid));
+                for container in &mut target.containers {
+                    let same = |c: &&NodeContainer| c.name == container.name;
+                    if let Some(now) = now.and_then(|all| all.iter().find(same)) {
+                        container.clone_from(now);
+                    }
+                }
+            }
+        }
+        _ => {}
+    }
 }
 
 /// The running run in a sentence.

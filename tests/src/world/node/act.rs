@@ -6,9 +6,9 @@ use windtunnel_agent::decide::{Observed, Preparation, Step, node_refusal};
 use windtunnel_agent::kernel::netns::NetNsId;
 use windtunnel_agent::kernel::nft::Table;
 use windtunnel_agent::kernel::proc::ProcessId;
-use windtunnel_agent::model::{Counts, Ended, Entry, FORMAT, Key, NetworkEntry, State};
+use windtunnel_agent::model::{Counts, Ended, Entry, FORMAT, Key, NetworkEntry, Objects, State};
 use windtunnel_agent::supervisor::Live;
-use windtunnel_agent::wire::Order;
+use windtunnel_agent::wire::{NetworkTask, Order, Task};
 use windtunnel_crds::NodeInjection;
 use windtunnel_crds::injection::{NodeFault, NodeTarget, TargetState, TargetStatus};
 
@@ -63,6 +63,23 @@ impl Node {
                 self.write(now, &key, |entry| entry.window = Some(window))
             }
             Step::Inject { key, table } => self.inject(now, &key, table),
+            Step::Await { key } => {
+                let since = self.clocks(now).boot;
+                let is_written = self.write(now, &key, |entry| {
+                    entry.injected_before = entry.injected_at();
+                    entry.state = State::Waiting { since };
+                })?;
+                if let Some(agent) = self.agent.as_mut().filter(|_| is_written) {
+                    agent.live.remove(&key);
+                }
+                Ok(is_written)
+            }
+            Step::Follow { key, id } => self.write(now, &key, |entry| {
+                if let Objects::Container(container) = &mut entry.objects {
+                    container.id = id;
+                    entry.state = State::Prepared;
+                }
+            }),
             Step::Confirm { key, at } => self.write(now, &key, |entry| {
                 if let Some(injector) = entry.injector() {
                     entry.state = State::Injected { injector, at };
@@ -132,7 +149,7 @@ impl Node {
         })
     }
 
-    fn inject(&mut self, now: Duration, key: &Key, table: Table) -> Result<bool, Died> {
+    fn inject(&mut self, now: Duration, key: &Key, table: Option<Table>) -> Result<bool, Died> {
         let Some(entry) = self.journal.get(key).cloned() else {
             return Ok(true);
         };
@@ -158,10 +175,18 @@ impl Node {
         if let Some(agent) = &mut self.agent {
             let order = Order {
                 deadline: window.end,
-                netns: entry.network.netns,
-                pid: 1,
-                table,
-                queues: Vec::new(),
+                task: match (entry.objects, table) {
+                    (Objects::Container(container), _) => Task::Container(container),
+                    (Objects::Network(network), table) => Task::Network(NetworkTask {
+                        netns: network.netns,
+                        pid: 1,
+                        table: table.unwrap_or_else(|| Table {
+                            name: String::new(),
+                            chains: Vec::new(),
+                        }),
+                        queues: Vec::new(),
+                    }),
+                },
             };
             let live = Live {
                 process,
@@ -169,6 +194,8 @@ impl Node {
                 applied_at: None,
                 failure: None,
                 vanished: None,
+                note: String::new(),
+                container_ended: false,
                 heard_at,
                 counts: Counts::default(),
                 has_exited: false,
@@ -242,6 +269,7 @@ impl Node {
             injection: injection.metadata.uid.clone().unwrap_or_default(),
             fault: fault.name.clone(),
             pod: target.pod_uid.clone(),
+            container: String::new(),
         };
         match self.journal.get(&key).map(|e| &e.state) {
             None => {}
@@ -281,7 +309,7 @@ impl Node {
             pod_name: target.pod_name.clone(),
             pod_cgroup: "/sys/fs/cgroup".into(),
             recheck_after: injection.spec.recheck_after.get(),
-            network: NetworkEntry {
+            objects: Objects::Network(NetworkEntry {
                 netns: NetNsId {
                     device: 4,
                     inode: 1,
@@ -291,9 +319,10 @@ impl Node {
                 detours: Vec::new(),
                 name_servers: Vec::new(),
                 drain: Duration::from_secs(1),
-            },
+            }),
             prepared_at: self.clocks(now).boot,
             window: None,
+            injected_before: None,
             state: State::Prepared,
         }
     }
@@ -307,10 +336,6 @@ fn told(fault: &NodeFault, target: &NodeTarget, state: TargetState, reason: &str
         state,
         reason: reason.to_owned(),
         message: String::new(),
-        injected_at: None,
-        reverted_at: None,
-        reclaimed_by: None,
-        matched_packets: None,
-        queue_drops: None,
+        ..TargetStatus::default()
     }
 }

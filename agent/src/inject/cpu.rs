@@ -1,0 +1,186 @@
+//! A CPU fault: a burner in the container's control group.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use windtunnel_crds::stress::CpuFault;
+use windtunnel_runtime::chain;
+
+use super::Effect;
+use crate::{
+    kernel::{
+        cgroup::{self, Hierarchies},
+        child::{Child, enter_cgroup_namespace},
+    },
+    model::{Act, ContainerEntry, Counts},
+    prepare::Refusal,
+    targets::Container,
+};
+
+/// The controller of the control group that it burns in.
+pub(super) const CONTROLLER: &str = "cpu";
+/// How long a trial may take.
+const TRIAL: Duration = Duration::from_secs(5);
+
+/// How much is to be burnt: a share of the limit, or of the cores that are given in its place.
+pub(super) fn plan(fault: &CpuFault, found: &Container) -> Result<Act, Refusal> {
+    let CpuFault { load, cores } = fault;
+    let base = match cores {
+        Some(cores) => Some(cores.millis()),
+        None => cgroup::cpu_limit(&found.cgroup).map_err(|e| ("NodeUnreadable", chain(&e)))?,
+    };
+    let base = base.ok_or_else(|| {
+        let message = "the container has no CPU limit: say of how many cores, with cpu.cores";
+        ("NoCpuLimit", message.to_owned())
+    })?;
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a share of some thousand cores"
+    )]
+    let millicores = (base as f64 * load.get() / 100.0).round() as u64;
+    Ok(Act::Cpu {
+        millicores: millicores.max(1),
+    })
+}
+
+/// A burner at work.
+struct Burn {
+    child: Child,
+    group: PathBuf,
+    millicores: u64,
+    milliseconds: u64,
+}
+
+pub(super) fn apply(
+    container: &ContainerEntry,
+    millicores: u64,
+) -> Result<Box<dyn Effect>, String> {
+    Ok(Box::new(Burn::start(&container.cgroup, millicores)?))
+}
+
+impl Burn {
+    fn start(group: &Path, millicores: u64) -> Result<Self, String> {
+        let arguments = ["burn".to_owned(), millicores.to_string()];
+        Ok(Self {
+            child: Child::start(group, &arguments).map_err(|e| chain(&e))?,
+            group: group.to_owned(),
+            millicores: 0,
+            milliseconds: 0,
+        })
+    }
+
+    /// Reads what the burner has measured; whether it is where it should be.
+    fn read(&mut self) -> Result<bool, String> {
+        for line in self.child.lines().map_err(|e| chain(&e))? {
+            let mut numbers = line.split(' ').filter_map(|n| n.parse().ok());
+            if let (Some(millicores), Some(milliseconds)) = (numbers.next(), numbers.next()) {
+                (self.millicores, self.milliseconds) = (millicores, milliseconds);
+            }
+        }
+        if let Some(status) = self.child.ended() {
+            return Err(format!("the burner has ended: {status}"));
+        }
+        let pids = cgroup::pids(&self.group).map_err(|e| chain(&e))?;
+        Ok(pids.contains(&self.child.pid()))
+    }
+}
+
+impl Effect for Burn {
+    fn proof(&mut self) -> Result<Option<String>, String> {
+        let is_there = self.read()?;
+        Ok((is_there && self.milliseconds > 0).then(|| {
+            format!(
+                "process {} has used {} ms of CPU time in {}",
+                self.child.pid(),
+                self.milliseconds,
+                self.group.display()
+            )
+        }))
+    }
+
+    fn check(&mut self) -> Result<Counts, String> {
+        // Before it shows it need not be there yet.
+        if !self.read()? && self.milliseconds > 0 {
+            return Err("the burner is not in the container's control group".to_owned());
+        }
+        let effect = [
+            ("millicores".to_owned(), self.millicores),
+            ("cpuMilliseconds".to_owned(), self.milliseconds),
+        ];
+        Ok(Counts {
+            effect: effect.into(),
+            ..Counts::default()
+        })
+    }
+}
+
+/// Burns for a moment in the control group that this process is in.
+pub(super) fn trial(cgroups: &Path) -> Result<(), String> {
+    let root = Hierarchies::detect(cgroups).map_err(|e| chain(&e))?;
+    let root = root
+        .controller(CONTROLLER)
+        .ok_or("there is no such controller")?;
+    enter_cgroup_namespace().map_err(|e| chain(&e))?;
+    let text = fs::read_to_string("/proc/self/cgroup").map_err(|e| e.to_string())?;
+    let own = text
+        .lines()
+        .filter_map(|line| line.split_once(':')?.1.split_once(':'))
+        .find(|(controllers, _)| {
+            controllers.is_empty() || controllers.split(',').any(|c| c == CONTROLLER)
+        })
+        .map(|(_, path)| root.join(path.trim_start_matches('/')))
+        .ok_or("this process is in no control group")?;
+    let mut burn = Burn::start(&own, 100)?;
+    let until = Instant::now() + TRIAL;
+    while Instant::now() < until {
+        if burn.proof()?.is_some() {
+            return Ok(());
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    Err("a burner used no CPU time".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::proc::ProcessId;
+
+    fn planned(limit: &str, fault: serde_json::Value) -> Result<Act, Refusal> {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("cpu.max"), limit).unwrap();
+        let found = Container {
+            cgroup: dir.path().to_owned(),
+            init: ProcessId {
+                pid: 1,
+                start_time: 1,
+            },
+        };
+        plan(&serde_json::from_value(fault).unwrap(), &found)
+    }
+
+    #[test]
+    fn a_load_is_a_share_of_the_limit_or_of_the_given_cores() {
+        use serde_json::json;
+        let limited = "50000 100000";
+        let millicores = |act: Result<Act, Refusal>| -> Result<u64, Refusal> {
+            let Act::Cpu { millicores } = act? else {
+                panic!("another act")
+            };
+            Ok(millicores)
+        };
+        assert_eq!(millicores(planned(limited, json!({"load": 60}))), Ok(300));
+        assert_eq!(millicores(planned(limited, json!({"load": 0.01}))), Ok(1));
+        let cores = json!({"load": 50, "cores": 2});
+        assert_eq!(millicores(planned(limited, cores.clone())), Ok(1000));
+        assert_eq!(millicores(planned("max 100000", cores)), Ok(1000));
+        let refused = planned("max 100000", json!({"load": 60})).unwrap_err();
+        assert_eq!(refused.0, "NoCpuLimit");
+    }
+}

@@ -1,0 +1,354 @@
+//! An I/O fault: the kernel asks before calls on the container's mount of a volume, and the answer
+//! is withheld, late, or no.
+
+use std::{
+    cmp::Reverse,
+    collections::BinaryHeap,
+    fs,
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use nix::{
+    fcntl::OFlag,
+    mount::{MsFlags, mount},
+    sched::{CloneFlags, unshare},
+    sys::stat::Mode,
+};
+use windtunnel_crds::{
+    injection::NodeContainer,
+    io::{IoErrno, IoFault, IoOperation},
+};
+use windtunnel_runtime::chain;
+
+use super::Effect;
+use crate::{
+    kernel::{
+        beneath,
+        fanotify::{Answer, Class, FanotifyError, Group, Waiting},
+        mounts,
+        proc::{Proc, ProcessId},
+    },
+    model::{Act, ContainerEntry, Counts, IoAct, IoMode},
+    prepare::Refusal,
+    targets::Container,
+};
+
+/// Any hierarchy will do: only the container's first process is needed.
+pub(super) const CONTROLLER: &str = "pids";
+/// How long a trial may take.
+const TRIAL: Duration = Duration::from_secs(5);
+
+/// What is to be done, once the volume was found to be one of the container's.
+pub(super) fn plan(
+    fault: &IoFault,
+    container: &NodeContainer,
+    found: &Container,
+) -> Result<Act, Refusal> {
+    let IoFault {
+        volume,
+        operations,
+        percent,
+        hang: _,
+        latency,
+        error,
+    } = fault;
+    if volume != "/" && !container.volume_mounts.contains(volume) {
+        return Err((
+            "NotAVolume",
+            format!(
+                "{volume} is not where container {} has a volume mounted",
+                container.name
+            ),
+        ));
+    }
+    open(found.init, volume).map_err(|message| ("NotAVolume", message))?;
+    let does = |operation| operations.is_empty() || operations.contains(&operation);
+    Ok(Act::Io(IoAct {
+        volume: volume.clone(),
+        open: does(IoOperation::Open),
+        read: does(IoOperation::Read),
+        write: does(IoOperation::Write),
+        percent: percent.map_or(100.0, windtunnel_crds::units::Percent::get),
+        mode: match (latency, error) {
+            (Some(latency), _) => IoMode::Latency {
+                delay: latency.delay.get(),
+                jitter: latency.jitter.unwrap_or_default().get(),
+            },
+            (None, Some(error)) => IoMode::Error(number(error.errno)),
+            (None, None) => IoMode::Hang,
+        },
+    }))
+}
+
+fn number(errno: IoErrno) -> i32 {
+    match errno {
+        IoErrno::EPERM => libc::EPERM,
+        IoErrno::EIO => libc::EIO,
+        IoErrno::EBUSY => libc::EBUSY,
+        IoErrno::EAGAIN => libc::EAGAIN,
+        IoErrno::ENOSPC => libc::ENOSPC,
+        IoErrno::EDQUOT => libc::EDQUOT,
+    }
+}
+
+/// The volume's root, opened beneath the root of the container's first process. It must be a mount
+/// of that process, at that very path: a link to anywhere else is refused.
+fn open(init: ProcessId, volume: &str) -> Result<OwnedFd, String> {
+    let proc = Proc::default();
+    let root = proc.open_root(init.pid).map_err(|e| chain(&e))?;
+    let relative = Path::new(volume.trim_start_matches('/'));
+    let relative = if volume == "/" {
+        Path::new(".")
+    } else {
+        relative
+    };
+    let opened = beneath::open(root.as_fd(), relative).map_err(|e| chain(&e))?;
+    let id = mounts::id_of(opened.as_fd()).map_err(|e| chain(&e))?;
+    let mounted = mounts::mount_points(&proc, init.pid).map_err(|e| chain(&e))?;
+    if !proc.is_alive(init).map_err(|e| chain(&e))? {
+        return Err("the container has ended".to_owned());
+    }
+    let is_there = |(mount, at): &(u64, PathBuf)| *mount == id && at == Path::new(volume);
+    if !mounted.iter().any(is_there) {
+        return Err(format!("nothing is mounted at {volume} in the container"));
+    }
+    Ok(opened)
+}
+
+/// Calls that the kernel has asked about.
+struct Calls {
+    groups: Vec<Group>,
+    act: IoAct,
+    note: String,
+    held: Vec<Call>,
+    late: BinaryHeap<Reverse<Late>>,
+    /// Percent that are due to the next call.
+    credit: f64,
+    random: u64,
+    asked: u64,
+    hit: u64,
+}
+
+/// A call that is answered later.
+struct Late {
+    due: Instant,
+    call: Call,
+}
+
+/// A call, and the group that it is answered through.
+struct Call {
+    group: usize,
+    waiting: Waiting,
+}
+
+pub(super) fn apply(container: &ContainerEntry, act: &IoAct) -> Result<Box<dyn Effect>, String> {
+    let mount = open(container.init, &act.volume)?;
+    let (groups, note) = mark(mount.as_fd(), act)?;
+    Ok(Box::new(Calls {
+        groups,
+        act: act.clone(),
+        note,
+        held: Vec::new(),
+        late: BinaryHeap::new(),
+        credit: 0.0,
+        random: container.init.start_time | 1,
+        asked: 0,
+        hit: 0,
+    }))
+}
+
+/// Has the kernel ask; what it does not ask about is said. Reads and writes of content have a group
+/// of their own: the kernel refuses to ask one about them and about directories.
+fn mark(mount: BorrowedFd<'_>, act: &IoAct) -> Result<(Vec<Group>, String), String> {
+    let group = |class| {
+        let group = Group::new()?;
+        group.mark(mount, class).map(|()| group)
+    };
+    let (mut groups, mut covered) = (Vec::new(), Vec::new());
+    if act.open {
+        groups.push(group(Class::Open).map_err(|e| chain(&e))?);
+        covered.push("opens");
+    }
+    let mut missing = String::new();
+    if act.write {
+        match group(Class::ReadWrite) {
+            Ok(group) => {
+                groups.push(group);
+                covered.extend(["reads", "writes"]);
+            }
+            Err(FanotifyError::Mark { source, .. }) => {
+                missing = format!(
+                    ", not writes: this kernel cannot ask about them on this file system ({source})"
+                );
+            }
+            Err(error) => return Err(chain(&error)),
+        }
+    }
+    if act.read && !covered.contains(&"reads") {
+        groups.push(group(Class::Read).map_err(|e| chain(&e))?);
+        covered.push("reads");
+    }
+    Ok((groups, format!("covers {}{missing}", covered.join(", "))))
+}
+
+impl Calls {
+    /// Takes in what the kernel has asked, and answers.
+    fn serve(&mut self) -> Result<(), String> {
+        for group in 0..self.groups.len() {
+            loop {
+                let calls = self.groups[group].waiting().map_err(|e| chain(&e))?;
+                if calls.is_empty() {
+                    break;
+                }
+                for waiting in calls {
+                    self.asked += 1;
+                    self.take(Call { group, waiting })?;
+                }
+            }
+        }
+        let now = Instant::now();
+        while self
+            .late
+            .peek()
+            .is_some_and(|Reverse(late)| late.due <= now)
+        {
+            if let Some(Reverse(late)) = self.late.pop() {
+                self.answer(&late.call, Answer::Allow)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, call: Call) -> Result<(), String> {
+        self.credit += self.act.percent;
+        if self.credit < 100.0 {
+            return self.answer(&call, Answer::Allow);
+        }
+        self.credit -= 100.0;
+        self.hit += 1;
+        match self.act.mode {
+            IoMode::Hang => self.held.push(call),
+            IoMode::Latency { delay, jitter } => {
+                let due = Instant::now() + self.within(delay, jitter);
+                self.late.push(Reverse(Late { due, call }));
+            }
+            IoMode::Error(errno) => return self.answer(&call, Answer::Fail(errno)),
+        }
+        Ok(())
+    }
+
+    /// An even draw from `delay` ± `jitter`.
+    fn within(&mut self, delay: Duration, jitter: Duration) -> Duration {
+        if jitter.is_zero() {
+            return delay;
+        }
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        let share = f64::from(u32::try_from(self.random >> 32).unwrap_or(0)) / f64::from(u32::MAX);
+        delay.saturating_sub(jitter) + (jitter * 2).mul_f64(share)
+    }
+
+    fn answer(&self, call: &Call, answer: Answer) -> Result<(), String> {
+        let answered = self.groups[call.group].answer(&call.waiting, answer);
+        answered.map_err(|e| chain(&e))
+    }
+}
+
+impl Effect for Calls {
+    fn proof(&mut self) -> Result<Option<String>, String> {
+        Ok(Some(self.note.clone()))
+    }
+
+    fn note(&self) -> String {
+        self.note.clone()
+    }
+
+    fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
+        self.groups.iter().map(|group| group.as_fd()).collect()
+    }
+
+    fn due(&self) -> Option<Instant> {
+        self.late.peek().map(|Reverse(late)| late.due)
+    }
+
+    fn work(&mut self) -> Result<(), String> {
+        self.serve()
+    }
+
+    fn check(&mut self) -> Result<Counts, String> {
+        let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
+        let effect = [
+            ("asked".to_owned(), self.asked),
+            ("hit".to_owned(), self.hit),
+            (
+                "waiting".to_owned(),
+                count(self.held.len() + self.late.len()),
+            ),
+        ];
+        Ok(Counts {
+            effect: effect.into(),
+            ..Counts::default()
+        })
+    }
+}
+
+impl PartialEq for Late {
+    fn eq(&self, other: &Self) -> bool {
+        self.due == other.due
+    }
+}
+
+impl Eq for Late {}
+
+impl PartialOrd for Late {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Late {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.due.cmp(&other.due)
+    }
+}
+
+/// Has the kernel ask about a file on a file system of this process's own, and refuses with `errno`.
+pub(super) fn trial(errno: i32) -> Result<(), String> {
+    let told = |e: nix::Error| e.to_string();
+    unshare(CloneFlags::CLONE_NEWNS).map_err(told)?;
+    let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+    mount(None::<&str>, "/", None::<&str>, private, None::<&str>).map_err(told)?;
+    // Every container has it, and this process has no use for what is there.
+    let place = "/sys";
+    let none = MsFlags::empty();
+    mount(None::<&str>, place, Some("tmpfs"), none, None::<&str>).map_err(told)?;
+    fs::write("/sys/trial", "").map_err(|e| e.to_string())?;
+    let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
+    let directory = nix::fcntl::open(place, flags, Mode::empty()).map_err(told)?;
+    let group = Group::new().map_err(|e| chain(&e))?;
+    group
+        .mark(directory.as_fd(), Class::Open)
+        .map_err(|e| chain(&e))?;
+    // One that is never answered ends with the process.
+    let opener = thread::spawn(|| fs::File::open("/sys/trial").map_err(|e| e.raw_os_error()));
+    let until = Instant::now() + TRIAL;
+    while Instant::now() < until {
+        for call in group.waiting().map_err(|e| chain(&e))? {
+            group
+                .answer(&call, Answer::Fail(errno))
+                .map_err(|e| chain(&e))?;
+        }
+        if opener.is_finished() {
+            return match opener.join() {
+                Ok(Err(Some(failed))) if failed == errno => Ok(()),
+                _ => Err("a call that was refused did not fail as it was told to".to_owned()),
+            };
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    Err("the kernel did not ask".to_owned())
+}

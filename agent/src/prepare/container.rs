@@ -1,0 +1,126 @@
+//! Prepare for faults on containers: the container is found, and what is to be done to it worked
+//! out. Nothing is built; a restarted container is found again the same way.
+
+use windtunnel_crds::{
+    NodeInjection,
+    injection::{ContainerKind, NodeContainer, NodeFault, NodeKind, NodeTarget},
+};
+use windtunnel_runtime::chain;
+
+use super::{Base, Refusal, Verdict, neighbours};
+use crate::{
+    inject,
+    model::{ContainerEntry, Key, Objects, State},
+    node::Node,
+    targets::{self, TargetError},
+};
+
+pub(super) fn prepare(
+    node: &mut Node,
+    injection: &NodeInjection,
+    (base, kind): (Base, ContainerKind<'_>),
+    target: &NodeTarget,
+) -> Verdict {
+    let name = &base.key.container;
+    let Some(container) = target.containers.iter().find(|c| c.name == *name) else {
+        return Verdict::Refused(("NoContainer", "the target names no container".to_owned()));
+    };
+    let entry = match find(node, target, container, kind) {
+        Ok(entry) => entry,
+        Err(Ok(gone)) => return Verdict::Gone(gone),
+        Err(Err(refusal)) => return Verdict::Refused(refusal),
+    };
+    if let Err(refusal) = compete(node, &base.key, &entry) {
+        return Verdict::Refused(refusal);
+    }
+    if injection.spec.dry_run {
+        return Verdict::Prepared;
+    }
+    match node.journal.write((base.entry)(Objects::Container(entry))) {
+        Ok(()) => Verdict::Prepared,
+        Err(error) => Verdict::Refused(("JournalUnwritable", chain(&error))),
+    }
+}
+
+/// The container, and what is to be done to it; or that it is gone, or why it cannot be hit.
+fn find(
+    node: &Node,
+    target: &NodeTarget,
+    container: &NodeContainer,
+    kind: ContainerKind<'_>,
+) -> Result<ContainerEntry, Result<String, Refusal>> {
+    let places = &node.settings.places;
+    let controller = inject::controller(kind);
+    let found =
+        targets::container(places, target, &container.id, controller).map_err(
+            |error| match error {
+                TargetError::Gone(_) => Ok(format!(
+                    "container {} of pod {} has no process on this node any more",
+                    container.name, target.pod_name
+                )),
+                error => Err((error.reason(), chain(&error))),
+            },
+        )?;
+    let act = inject::plan(kind, container, &found).map_err(Err)?;
+    Ok(ContainerEntry {
+        id: container.id.clone(),
+        cgroup: found.cgroup,
+        init: found.init,
+        act,
+    })
+}
+
+/// Refuses what cannot act beside another fault on the same container.
+fn compete(node: &Node, key: &Key, entry: &ContainerEntry) -> Result<(), Refusal> {
+    let others = neighbours(node, key).filter(|e| e.key.container == key.container);
+    for other in others {
+        let Some(theirs) = other.container() else {
+            continue;
+        };
+        if let Some(what) = entry.act.competes(&theirs.act) {
+            return Err((
+                "Conflict",
+                format!(
+                    "fault {} of experiment {} acts on {what} of this container already",
+                    other.key.fault, other.experiment.name
+                ),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Finds the container that has taken the place of an entry's. One that cannot be found yet, or not
+/// be hit, is looked for again until it is given up.
+pub(crate) fn follow(node: &mut Node, key: &Key, id: &str) {
+    let Some(mut entry) = node.journal.entries().get(key).cloned() else {
+        return;
+    };
+    let known = node.known.injections.as_ref();
+    let injection = known.and_then(|all| all.get(&key.injection));
+    let fault = injection.and_then(|i| i.spec.faults.iter().find(|f| f.name == key.fault));
+    let Some((kind, target)) = fault.and_then(|fault| wanted(fault, key)) else {
+        return;
+    };
+    let container = target.containers.iter().find(|c| c.id == id);
+    let found = container.map(|container| find(node, target, container, kind));
+    match found {
+        Some(Ok(container)) => {
+            entry.objects = Objects::Container(container);
+            entry.state = State::Prepared;
+            if let Err(error) = node.journal.write(entry) {
+                tracing::warn!(error = chain(&error), "cannot write a journal entry");
+            }
+        }
+        Some(Err(why)) => tracing::debug!(?why, ?key, "cannot follow a container yet"),
+        None => {}
+    }
+}
+
+fn wanted<'a>(fault: &'a NodeFault, key: &Key) -> Option<(ContainerKind<'a>, &'a NodeTarget)> {
+    let Some(NodeKind::Container(kind)) = fault.kind() else {
+        return None;
+    };
+    let target = fault.targets.iter().find(|t| t.pod_uid == key.pod)?;
+    Some((kind, target))
+}

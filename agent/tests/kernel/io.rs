@@ -1,0 +1,228 @@
+//! I/O faults on real mounts: what waits, who does not, and that all go on when the holder dies.
+
+use std::fs;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use windtunnel_agent::model::{Act, IoAct, IoMode};
+use windtunnel_agent::wire::{Task, Up};
+
+use crate::injector::{Container, Injector};
+use crate::support::{NEVER, SOON, eventually};
+
+fn act(mode: IoMode) -> IoAct {
+    IoAct {
+        volume: "/mnt/wt-io".to_owned(),
+        open: true,
+        read: true,
+        write: true,
+        percent: 100.0,
+        mode,
+    }
+}
+
+/// A container with a mount namespace of its own, and in it a bind mount of a directory at
+/// `/mnt/wt-io`: as a volume is.
+fn container(name: &str, volume: &str) -> Container {
+    fs::create_dir_all("/mnt/wt-io").unwrap();
+    fs::create_dir_all(volume).unwrap();
+    fs::write(Path::new(volume).join("file"), "content").unwrap();
+    let mut program = Command::new("sleep");
+    program.arg("1000");
+    let volume = volume.to_owned();
+    let entered = move || {
+        unshare(CloneFlags::CLONE_NEWNS)?;
+        let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+        mount(None::<&str>, "/", None::<&str>, private, None::<&str>)?;
+        let bind = MsFlags::MS_BIND;
+        mount(
+            Some(volume.as_str()),
+            "/mnt/wt-io",
+            None::<&str>,
+            bind,
+            None::<&str>,
+        )?;
+        Ok(())
+    };
+    // SAFETY: only system calls are made between fork and exec, and memory that is there is read.
+    #[allow(unsafe_code)]
+    unsafe {
+        program.pre_exec(entered)
+    };
+    let container = Container::running(name, &[], &mut program);
+    let mountinfo = format!("/proc/{}/mountinfo", container.init.id());
+    eventually("the volume is mounted", || {
+        fs::read_to_string(&mountinfo).is_ok_and(|text| text.contains("/mnt/wt-io"))
+    });
+    container
+}
+
+/// A program run in the container's mount namespace.
+fn inside(container: &Container, script: &str) -> Child {
+    Command::new("nsenter")
+        .args([
+            "--target",
+            &container.init.id().to_string(),
+            "--mount",
+            "--",
+        ])
+        .args(["sh", "-c", script])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+/// How long it took, and what it wrote, if it ends.
+fn outcome(mut child: Child, within: Duration) -> Option<(Duration, String)> {
+    let start = Instant::now();
+    while start.elapsed() < within {
+        if child.try_wait().unwrap().is_some() {
+            let took = start.elapsed();
+            let output = child.wait_with_output().unwrap();
+            let text = [output.stdout, output.stderr].concat();
+            return Some((took, String::from_utf8_lossy(&text).into_owned()));
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    None
+}
+
+const READ: &str = "cat /mnt/wt-io/file";
+
+#[test]
+fn calls_hang_on_one_mount_only_and_go_on_when_the_injector_dies() {
+    for volume in ["/mnt/ext4/wt-hang", "/tmp/wt-hang"] {
+        let container = container("hang", volume);
+        let mut injector = Injector::applied(&container, Act::Io(act(IoMode::Hang)));
+        let mut blocked: Vec<Child> = (0..5).map(|_| inside(&container, READ)).collect();
+        let killable = inside(&container, READ);
+        assert_eq!(
+            outcome(killable, 5 * NEVER),
+            None,
+            "it hangs, and dies when it is killed"
+        );
+        for child in &mut blocked {
+            assert!(child.try_wait().unwrap().is_none(), "it hangs");
+        }
+        let outside = Path::new(volume).join("file");
+        assert_eq!(
+            fs::read_to_string(outside).unwrap(),
+            "content",
+            "not through another mount"
+        );
+        injector.hold(Duration::from_millis(1500));
+        assert!(
+            injector.counts.effect["waiting"] >= 5,
+            "{:?}",
+            injector.counts
+        );
+        injector.kill();
+        for child in blocked {
+            let (_, text) = outcome(child, SOON).expect("it goes on");
+            assert_eq!(text, "content");
+        }
+        let (_, text) = outcome(inside(&container, READ), SOON).expect("as before");
+        assert_eq!(text, "content");
+    }
+}
+
+#[test]
+fn calls_fail_with_the_errno_that_was_asked_for() {
+    let container = container("error", "/mnt/ext4/wt-error");
+    for (errno, text) in [
+        (libc::EIO, "Input/output error"),
+        (libc::ENOSPC, "No space left on device"),
+        (libc::EPERM, "Operation not permitted"),
+    ] {
+        let mut injector = Injector::applied(&container, Act::Io(act(IoMode::Error(errno))));
+        let child = inside(&container, READ);
+        injector.hold(2 * NEVER);
+        let (_, said) = outcome(child, SOON).unwrap();
+        assert!(said.contains(text), "{errno}: {said}");
+        injector.kill();
+        assert_eq!(
+            outcome(inside(&container, READ), SOON).unwrap().1,
+            "content"
+        );
+    }
+}
+
+#[test]
+fn calls_are_late_by_what_was_asked_for_writes_too() {
+    let container = container("late", "/mnt/ext4/wt-late");
+    let delay = Duration::from_millis(300);
+    let mode = IoMode::Latency {
+        delay,
+        jitter: Duration::ZERO,
+    };
+    let mut injector = Injector::applied(&container, Act::Io(act(mode)));
+    let timed = |injector: &mut Injector, script: &str| {
+        let start = Instant::now();
+        let child = inside(&container, script);
+        let watched = thread::spawn(move || outcome(child, 2 * SOON));
+        while !watched.is_finished() {
+            injector.hold(Duration::from_millis(5));
+        }
+        watched.join().unwrap().expect("it ends");
+        start.elapsed()
+    };
+    // The shell opens and writes: two calls. Reading is open, read, and read again to the end.
+    let write = timed(&mut injector, "printf x > /mnt/wt-io/new");
+    let read = timed(&mut injector, READ);
+    assert!(write >= 2 * delay, "{write:?}");
+    assert!(read >= 3 * delay, "{read:?}");
+    injector.kill();
+    assert_eq!(fs::read_to_string("/mnt/ext4/wt-late/new").unwrap(), "x");
+}
+
+#[test]
+fn half_of_the_calls_are_half_of_the_calls() {
+    let container = container("half", "/tmp/wt-half");
+    let half = IoAct {
+        percent: 50.0,
+        read: false,
+        write: false,
+        ..act(IoMode::Error(libc::EIO))
+    };
+    let mut injector = Injector::applied(&container, Act::Io(half));
+    let script = "for i in 1 2 3 4 5 6 7 8 9 10; do cat /mnt/wt-io/file 2>&1; echo; done";
+    let child = inside(&container, script);
+    injector.hold(Duration::from_secs(1));
+    let (_, said) = outcome(child, SOON).unwrap();
+    assert_eq!(said.matches("content").count(), 5, "{said}");
+}
+
+#[test]
+fn a_way_out_of_the_container_is_refused() {
+    let container = container("escape", "/tmp/wt-escape");
+    for (name, to) in [
+        ("root", "/proc/1/root"),
+        ("proc", "/proc"),
+        ("up", "/../.."),
+    ] {
+        // It may be there from a container before.
+        let _ = std::os::unix::fs::symlink(to, format!("/tmp/wt-escape/{name}"));
+    }
+    for volume in [
+        "/mnt/wt-io/root",
+        "/mnt/wt-io/proc",
+        "/mnt/wt-io/up",
+        "/mnt/wt-io/../..",
+    ] {
+        let way_out = IoAct {
+            volume: volume.to_owned(),
+            ..act(IoMode::Hang)
+        };
+        let mut injector = Injector::start(Task::Container(container.entry(Act::Io(way_out))));
+        let said = injector.first();
+        assert!(matches!(said, Up::Failed { .. }), "{volume}: {said:?}");
+    }
+}
