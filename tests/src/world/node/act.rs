@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use windtunnel_agent::decide::{Observed, Preparation, Step, node_refusal};
+use windtunnel_agent::decide::{Kill, Observed, Preparation, Step, node_refusal};
 use windtunnel_agent::kernel::netns::NetNsId;
 use windtunnel_agent::kernel::nft::Table;
 use windtunnel_agent::kernel::proc::ProcessId;
@@ -87,24 +87,10 @@ impl Node {
             }),
             Step::Update { .. } => Ok(true),
             Step::Kill { key, why } => {
-                if let Some(agent) = &mut self.agent {
-                    if let Some(live) = agent.live.get(&key) {
-                        self.kernel.injectors.remove(&live.process.pid);
-                    }
-                    agent.kills.entry(key).or_insert(why);
-                }
+                self.kill(key, why);
                 Ok(true)
             }
-            Step::End { key, ended } => {
-                if !self.write(now, &key, |entry| entry.state = State::Ended(*ended))? {
-                    return Ok(false);
-                }
-                if let Some(agent) = &mut self.agent {
-                    agent.live.remove(&key);
-                    agent.kills.remove(&key);
-                }
-                Ok(true)
-            }
+            Step::End { key, ended } => self.end(now, &key, *ended),
             Step::Clean { key } => {
                 self.kernel.inert.remove(&key);
                 let clocks = self.clocks(now);
@@ -134,6 +120,24 @@ impl Node {
                 Ok(true)
             }
         }
+    }
+
+    fn kill(&mut self, key: Key, why: Kill) {
+        if let Some(agent) = &mut self.agent {
+            if let Some(live) = agent.live.get(&key) {
+                self.kernel.injectors.remove(&live.process.pid);
+            }
+            agent.kills.entry(key).or_insert(why);
+        }
+    }
+
+    fn end(&mut self, now: Duration, key: &Key, ended: Ended) -> Result<bool, Died> {
+        let is_written = self.write(now, key, |entry| entry.state = State::Ended(ended))?;
+        if let Some(agent) = self.agent.as_mut().filter(|_| is_written) {
+            agent.live.remove(key);
+            agent.kills.remove(key);
+        }
+        Ok(is_written)
     }
 
     fn check(
