@@ -23,6 +23,9 @@ const RETRY: Duration = Duration::from_millis(200);
 
 /// How often residue that could not be removed is tried again.
 const AGAIN: Duration = Duration::from_secs(5);
+/// An injector that ended after so long a silence had not been renewing its lease: one that works
+/// speaks every second, and an end by somebody else's hand is seen at once.
+const MUTE: Duration = Duration::from_millis(1_500);
 
 /// Adds the steps for one entry.
 pub(super) fn advance(o: &Observed, key: &Key, entry: &Entry, now: Now, decision: &mut Decision) {
@@ -339,6 +342,13 @@ fn exited(o: &Observed, key: &Key, entry: &Entry, live: &Live, now: Now) -> Ende
             TargetState::Interrupted,
             "EffectVanished",
             live.vanished.as_deref().unwrap_or_default(),
+        )
+    } else if now.boot >= live.heard_at + MUTE {
+        (
+            ReclaimedBy::InjectorLease,
+            TargetState::Interrupted,
+            "InjectorSilent",
+            "the injector gave no sign of life, and its own lease ended it",
         )
     } else {
         (

@@ -452,7 +452,7 @@ fn whatever_forbids_a_fault_ends_it_at_once_and_says_why() {
 #[test]
 fn an_injector_that_ends_by_itself_is_told_apart_by_what_ended_it() {
     type End = fn(&mut Sim);
-    let table: [(End, TargetState, ReclaimedBy, &str); 4] = [
+    let table: [(End, TargetState, ReclaimedBy, &str); 5] = [
         (
             |_| {},
             TargetState::Interrupted,
@@ -464,6 +464,12 @@ fn an_injector_that_ends_by_itself_is_told_apart_by_what_ended_it() {
             TargetState::Interrupted,
             ReclaimedBy::InjectorLease,
             "LeaseExpired",
+        ),
+        (
+            |sim| sim.now.boot += Duration::from_millis(2_500),
+            TargetState::Interrupted,
+            ReclaimedBy::InjectorLease,
+            "InjectorSilent",
         ),
         (
             |sim| sim.live("a").vanished = Some("the ifb is gone".to_owned()),

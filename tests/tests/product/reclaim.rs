@@ -20,10 +20,13 @@ const LEASE: Duration = Duration::from_secs(6);
 /// How long the runs here would last.
 const WINDOW: Duration = Duration::from_secs(12);
 
-pub(crate) const GENTLE: &[Test] = &[(
-    "a_killed_injector_takes_its_fault_along",
-    a_killed_injector_takes_its_fault_along,
-)];
+pub(crate) const GENTLE: &[Test] = &[
+    (
+        "a_killed_injector_takes_its_fault_along",
+        a_killed_injector_takes_its_fault_along,
+    ),
+    ("a_stopped_injector_is_killed", a_stopped_injector_is_killed),
+];
 
 pub(crate) const ROUGH: &[Test] = &[
     (
@@ -64,6 +67,23 @@ fn a_killed_injector_takes_its_fault_along(stage: &Stage) -> Result<()> {
             .cluster
             .node("node1")?
             .signal(injector, Signal::SIGKILL)
+    })
+}
+
+/// An injector is stopped: it says nothing any more, and its agent kills it.
+fn a_stopped_injector_is_killed(stage: &Stage) -> Result<()> {
+    let scene = Scene::set(stage, "a_stopped_injector_is_killed", "node2")?;
+    let expected = Expected {
+        within: LEASE,
+        reason: "InjectorSilent",
+        // Both count three seconds.
+        reclaimed_by: &["Agent", "InjectorLease"],
+    };
+    interrupted(&scene, &expected, |injector| {
+        stage
+            .cluster
+            .node("node2")?
+            .signal(injector, Signal::SIGSTOP)
     })
 }
 
