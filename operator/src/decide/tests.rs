@@ -203,6 +203,12 @@ fn a_node_that_does_not_answer_in_time_fails_the_run() {
         "{}",
         sim.status().message
     );
+    // Nobody was told to start: that nothing was injected is known, though node2 stays silent.
+    sim.advance(seconds(60));
+    sim.settle();
+    assert_eq!(sim.phase(), Phase::Failed);
+    assert_eq!(sim.condition(C::Recovered), is("True", "NothingToUndo"));
+    assert_eq!(sim.condition(C::Clean), is("Unknown", "NotReported"));
 }
 
 #[test]

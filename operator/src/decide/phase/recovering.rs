@@ -87,12 +87,15 @@ impl Pass<'_> {
             "{} did not report within the bound; by the bounds of its agent and kernel nothing is in place there, but nobody has looked",
             nodes.join(", ")
         );
-        self.set(
-            ConditionType::Recovered,
-            Is::Unknown,
-            rollup::NOT_REPORTED,
-            &message,
-        );
+        // Without a start nothing can have been injected, whoever is silent.
+        if self.status.start_time.is_some() {
+            self.set(
+                ConditionType::Recovered,
+                Is::Unknown,
+                rollup::NOT_REPORTED,
+                &message,
+            );
+        }
         self.set(
             ConditionType::Clean,
             Is::Unknown,
