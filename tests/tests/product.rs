@@ -20,8 +20,10 @@ mod product {
     pub(crate) mod manifests;
     pub(crate) mod measure;
     pub(crate) mod network;
+    pub(crate) mod outage;
     pub(crate) mod peers;
     pub(crate) mod reclaim;
+    pub(crate) mod refuse;
     pub(crate) mod scene;
     pub(crate) mod stage;
     pub(crate) mod timeline;
@@ -37,7 +39,10 @@ use anyhow::Context;
 use libtest_mimic::{Arguments, Conclusion, Trial};
 
 use product::stage::{Stage, Test};
-use product::{compose, doses, lifecycle, manifests, network, peers, reclaim, timeline, torture};
+use product::{
+    compose, doses, lifecycle, manifests, network, outage, peers, reclaim, refuse, timeline,
+    torture,
+};
 
 /// How many tests run beside each other.
 const BESIDE: usize = 4;
@@ -51,7 +56,13 @@ const GENTLE: &[&[Test]] = &[
 ];
 
 /// Tests that take agents, the operator, nodes or the control plane down.
-const ROUGH: &[&[Test]] = &[lifecycle::ROUGH, reclaim::ROUGH, torture::ROUGH];
+const ROUGH: &[&[Test]] = &[
+    lifecycle::ROUGH,
+    reclaim::ROUGH,
+    torture::ROUGH,
+    refuse::ROUGH,
+    outage::ROUGH,
+];
 
 const NETWORK: &[Test] = &[
     ("delay_is_there_and_gone", network::delay_is_there_and_gone),

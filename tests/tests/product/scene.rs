@@ -24,7 +24,8 @@ pub(crate) struct Scene<'a> {
     /// The target: label `app=echo`.
     pub(crate) echo: Pod,
     pub(crate) lamp: Lamp,
-    /// Of a pod on the same node that is never a target.
+    /// On the same node, never a target.
+    pub(crate) other: Pod,
     pub(crate) control: Lamp,
     before: String,
     begun: Instant,
@@ -50,6 +51,7 @@ impl<'a> Scene<'a> {
             begun: Instant::now(),
             space,
             echo,
+            other,
         })
     }
 
@@ -66,6 +68,11 @@ impl<'a> Scene<'a> {
         self.lamp.goes_out(applied, GONE)?;
         let uid = traces::uid(&self.space, name)?;
         Ok((run, uid))
+    }
+
+    /// What the echo's network was like.
+    pub(crate) fn before(&self) -> &str {
+        &self.before
     }
 
     /// Fails unless the echo's network is as it was, nothing is at work on it, and the pod beside

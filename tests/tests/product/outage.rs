@@ -1,0 +1,282 @@
+//! Faults while nobody leads, while the API server is down, and on a node that is cut off.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use windtunnel_tests::cluster::poll::until;
+use windtunnel_tests::cluster::{Action, Signal};
+use windtunnel_tests::product::{NAMESPACE, Run};
+
+use super::scene::{GONE, SOON, Scene, ended};
+use super::stage::{Stage, Test, kubectl};
+use super::traces;
+
+pub(crate) const ROUGH: &[Test] = &[
+    (
+        "a_fault_ends_at_its_deadline_without_an_operator",
+        a_fault_ends_at_its_deadline_without_an_operator,
+    ),
+    ("a_paused_leader_is_replaced", a_paused_leader_is_replaced),
+    (
+        "a_short_outage_of_the_api_server_reverts_nothing",
+        a_short_outage_of_the_api_server_reverts_nothing,
+    ),
+    (
+        "a_node_that_is_cut_off_reverts_its_faults",
+        a_node_that_is_cut_off_reverts_its_faults,
+    ),
+];
+
+/// The chart's controlPlaneGrace.
+const GRACE: Duration = Duration::from_secs(30);
+
+/// No replica of the operator is there for the second half of a run and after it.
+fn a_fault_ends_at_its_deadline_without_an_operator(stage: &Stage) -> Result<()> {
+    let test = "a_fault_ends_at_its_deadline_without_an_operator";
+    let scene = Scene::set(stage, test, "node1")?;
+    let (run, _) = scene.silenced("run", "12s")?;
+    let dark = Instant::now();
+    let absent = Absent::send_away(stage)?;
+    let lasted = scene.lamp.comes_back(dark, SOON)?;
+    // It began before it was seen.
+    ensure!(
+        lasted < Duration::from_secs(12) + GONE,
+        "a fault of 12 s was there for {lasted:?} and more"
+    );
+    ensure!(
+        stage.windtunnel.pods("operator")?.is_empty(),
+        "an operator is there"
+    );
+    ensure!(run.phase()? == "Running", "nobody leads: {}", run.status()?);
+    absent.call_back()?;
+    ended(&run, "Completed", "WindowsClosed")?;
+    scene.is_as_before()
+}
+
+/// The leader stands still; another replica takes over and finishes the run, and when the old one
+/// wakes it does no harm.
+fn a_paused_leader_is_replaced(stage: &Stage) -> Result<()> {
+    let scene = Scene::set(stage, "a_paused_leader_is_replaced", "node2")?;
+    let leader = stage.windtunnel.leader()?.context("nobody leads")?;
+    let (run, _) = scene.silenced("run", "24s")?;
+    let dark = Instant::now();
+    let paused = Paused::operator(stage, &leader)?;
+    let next = until("another leader", SOON, || {
+        Ok(stage.windtunnel.leader()?.filter(|next| *next != leader))
+    });
+    let took_over = Instant::now();
+    next?;
+    scene.lamp.was_out(dark, took_over)?;
+    let finished = ended(&run, "Completed", "WindowsClosed");
+    drop(paused);
+    finished?;
+    let uid = traces::uid(&scene.space, "run")?;
+    let target = traces::target(stage, &uid, &scene.echo)?;
+    ensure!(target["state"] == "Recovered", "the agent says {target}");
+    operators_are_ready(stage)?;
+    // Awake again, the old leader changes nothing of what the new one wrote.
+    ensure!(run.phase()? == "Completed", "status: {}", run.status()?);
+    scene.is_as_before()
+}
+
+/// For ten seconds there is no API server: everybody waits.
+fn a_short_outage_of_the_api_server_reverts_nothing(stage: &Stage) -> Result<()> {
+    let test = "a_short_outage_of_the_api_server_reverts_nothing";
+    let scene = Scene::set(stage, test, "node1")?;
+    let (run, _) = scene.silenced("run", "30s")?;
+    let dark = Instant::now();
+    let server = stage.cluster.component("apiserver");
+    server.act(Action::Stop)?;
+    let gone = Instant::now();
+    let waited = until("ten seconds", Duration::from_secs(20), || {
+        Ok((gone.elapsed() > Duration::from_secs(10)).then_some(()))
+    });
+    server.act(Action::Start)?;
+    waited?;
+    let back = until("an API server", SOON * 2, || {
+        let ready = stage.cluster.kubectl(&["get", "--raw", "/readyz"])?;
+        Ok(ready.status.success().then(Instant::now))
+    })?;
+    scene
+        .lamp
+        .was_out(dark, back.min(dark + Duration::from_secs(25)))?;
+    until("a status that can be read", SOON, || {
+        Ok(run.status().ok().map(drop))
+    })?;
+    ended(&run, "Completed", "WindowsClosed")?;
+    operators_are_ready(stage)?;
+    scene.is_as_before()
+}
+
+/// A node is off the network for longer than the grace: its agent takes back what is in place, and
+/// says so when it is back.
+fn a_node_that_is_cut_off_reverts_its_faults(stage: &Stage) -> Result<()> {
+    let test = "a_node_that_is_cut_off_reverts_its_faults";
+    let scene = Scene::set(stage, test, "node2")?;
+    let (run, uid) = scene.silenced("run", "150s")?;
+    let node = stage.cluster.node("node2")?;
+    ensure!(!answers(&scene)?, "the echo answers in its silence");
+    node.cut()?;
+    let seen = cut_off(&scene, &run);
+    node.heal()?;
+    seen?;
+    run.wait("Finished", SOON * 2)?;
+    let status = run.status()?;
+    ensure!(status["phase"] == "Failed", "status: {status}");
+    for condition in ["Recovered", "Clean"] {
+        ensure!(run.condition(condition)?.0 == "True", "status: {status}");
+    }
+    let target = traces::target(stage, &uid, &scene.echo)?;
+    ensure!(
+        target["state"] == "Interrupted"
+            && target["reason"] == "ControlPlaneLost"
+            && target["reclaimedBy"] == "Agent",
+        "the agent says {target}"
+    );
+    let wait = [
+        "wait",
+        "node/node2",
+        "--for=condition=Ready",
+        "--timeout=60s",
+    ];
+    kubectl(stage, &wait)?;
+    operators_are_ready(stage)?;
+    let moment = Instant::now();
+    scene.lamp.comes_back(moment, SOON)?;
+    traces::is_as_before(stage, &scene.echo, scene.before())
+}
+
+/// What is seen while the node is off.
+fn cut_off(scene: &Scene<'_>, run: &Run<'_>) -> Result<()> {
+    let cut = Instant::now();
+    let reverted = until("traffic on the node that is cut off", GRACE + SOON, || {
+        Ok(answers(scene)?.then(|| cut.elapsed()))
+    })?;
+    // The last sign of life may have been a third of the grace before.
+    ensure!(
+        reverted > GRACE / 3,
+        "reverted {reverted:?} after the cut, with a grace of {GRACE:?}"
+    );
+    ensure!(
+        reverted < GRACE + Duration::from_secs(15),
+        "reverted {reverted:?} after the cut, with a grace of {GRACE:?}"
+    );
+    run.until("a run of which nobody knows", SOON * 3, |status| {
+        let conditions = status["conditions"].as_array();
+        conditions
+            .into_iter()
+            .flatten()
+            .any(|c| c["type"] == "Recovered" && c["status"] == "Unknown")
+    })
+    .map(drop)
+}
+
+/// Whether the target answers to the pod beside it, asked by way of the node alone.
+fn answers(scene: &Scene<'_>) -> Result<bool> {
+    let stage = scene.space.stage;
+    let pid = stage.pid(&scene.other)?.to_string();
+    let to = &scene.echo.v4;
+    let argv = [
+        "nsenter", "--target", &pid, "--net", "--", "ping", "-c", "3", "-i", "0.2", "-W", "1", to,
+    ];
+    let pinged = stage.cluster.node(&scene.other.node)?.run(&argv)?;
+    Ok(pinged.text().is_ok())
+}
+
+/// Waits until both replicas are ready and one of them leads.
+pub(crate) fn operators_are_ready(stage: &Stage) -> Result<()> {
+    let arguments = [
+        "rollout",
+        "status",
+        "deployment/windtunnel-operator",
+        "--namespace",
+        NAMESPACE,
+        "--timeout=120s",
+    ];
+    kubectl(stage, &arguments)?;
+    stage.windtunnel.wait_for_leader()
+}
+
+/// No operator for as long as this value lives.
+pub(crate) struct Absent<'a>(&'a Stage);
+
+impl<'a> Absent<'a> {
+    /// Scales the operator to nothing, and waits until nothing is there.
+    pub(crate) fn send_away(stage: &'a Stage) -> Result<Self> {
+        let absent = Self(stage);
+        scale(stage, 0)?;
+        until("an operator that is gone", SOON, || {
+            Ok(stage.windtunnel.pods("operator")?.is_empty().then_some(()))
+        })?;
+        Ok(absent)
+    }
+
+    /// Waits until it is there again.
+    pub(crate) fn call_back(self) -> Result<()> {
+        let stage = self.0;
+        drop(self);
+        operators_are_ready(stage)
+    }
+}
+
+impl Drop for Absent<'_> {
+    fn drop(&mut self) {
+        // Where this fails the tests that follow say so.
+        let _ = scale(self.0, 2);
+    }
+}
+
+fn scale(stage: &Stage, replicas: usize) -> Result<()> {
+    let replicas = format!("--replicas={replicas}");
+    let arguments = [
+        "scale",
+        "deployment/windtunnel-operator",
+        "--namespace",
+        NAMESPACE,
+        &replicas,
+    ];
+    kubectl(stage, &arguments).map(drop)
+}
+
+/// A replica of the operator that stands still for as long as this value lives.
+struct Paused<'a> {
+    stage: &'a Stage,
+    node: String,
+    pid: i32,
+}
+
+impl<'a> Paused<'a> {
+    fn operator(stage: &'a Stage, pod: &str) -> Result<Self> {
+        let (node, pid) = operator_process(stage, pod)?;
+        stage.cluster.node(&node)?.signal(pid, Signal::SIGSTOP)?;
+        Ok(Self { stage, node, pid })
+    }
+}
+
+impl Drop for Paused<'_> {
+    fn drop(&mut self) {
+        if let Ok(node) = self.stage.cluster.node(&self.node) {
+            let _ = node.signal(self.pid, Signal::SIGCONT);
+        }
+    }
+}
+
+/// Node and pid of a replica of the operator.
+pub(crate) fn operator_process(stage: &Stage, pod: &str) -> Result<(String, i32)> {
+    let pods = stage.windtunnel.pods("operator")?;
+    let found = pods.iter().find(|p| p["metadata"]["name"] == pod);
+    let node = found.and_then(|p| p["spec"]["nodeName"].as_str());
+    let node = node.with_context(|| format!("no operator {pod}"))?;
+    let script = format!(
+        "grep -lz WINDTUNNEL_IDENTITY={pod} /proc/[0-9]*/environ 2>/dev/null | grep -o '[0-9]*' || true"
+    );
+    let pids = stage
+        .cluster
+        .node(node)?
+        .run(&["sh", "-c", &script])?
+        .text()?;
+    let Some(Ok(pid)) = pids.lines().next().map(str::parse) else {
+        bail!("no process of {pod} on {node}");
+    };
+    Ok((node.to_owned(), pid))
+}
