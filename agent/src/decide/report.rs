@@ -177,6 +177,8 @@ fn part_status(
     if let Some(verdict) = verdicts
         .iter()
         .find(|v| v.fault == key.fault && v.pod_uid == key.pod)
+        // What a dry run could have injected is over with it: there is no entry to say so.
+        .filter(|v| v.state.is_final() || !injection.spec.abort)
     {
         return verdict.clone();
     }

@@ -567,6 +567,12 @@ fn a_dry_run_reports_prepared_and_has_no_journal() {
     sim.settle();
     assert_eq!(sim.last().phase, InjectionPhase::Prepared);
     assert!(sim.o.entries.is_empty());
+    // Ended because another node refused, it says so at once.
+    sim.injection().spec.abort = true;
+    sim.settle();
+    assert_eq!(sim.last().phase, InjectionPhase::Recovered);
+    assert!(sim.last().audit.as_ref().unwrap().checked_at.is_some());
+    assert_eq!(sim.target("a").state, TargetState::Recovered);
 }
 
 #[test]
