@@ -128,15 +128,46 @@ fn count(status: &mut FaultStatus, there: usize, left: usize, method: KillMethod
 }
 
 /// The run is over: pods that are still there will not be removed any more.
-pub(crate) fn give_up(status: &mut FaultStatus) {
+pub(crate) fn give_up(status: &mut FaultStatus, method: KillMethod) {
     if status.phase == FaultPhase::Active {
         status.phase = FaultPhase::Failed;
         status.failed = status.desired - status.injected;
+        // An eviction that is not made and not an error is one that was forbidden.
+        let why = if method == KillMethod::Evict && status.failed > 0 {
+            format!(
+                ", {} because no disruption budget allowed it to the end",
+                status.failed
+            )
+        } else {
+            String::new()
+        };
         status.message = format!(
-            "{} of {} pods were not removed, {} of them are still ending",
+            "{} of {} pods were not removed{why}, {} of them are still ending",
             status.desired - status.recovered,
             status.desired,
             status.injected - status.recovered
+        );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn evictions_that_are_never_allowed_say_what_forbade_them() {
+        let mut status = FaultStatus {
+            phase: FaultPhase::Active,
+            desired: 3,
+            injected: 1,
+            ..FaultStatus::default()
+        };
+        give_up(&mut status, KillMethod::Evict);
+        assert_eq!((status.phase, status.failed), (FaultPhase::Failed, 2));
+        let message = &status.message;
+        assert!(
+            message.contains("2 because no disruption budget"),
+            "{message}"
         );
     }
 }
