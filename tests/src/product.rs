@@ -11,6 +11,6 @@ mod sample;
 
 pub use beacon::{Beacon, Flight};
 pub use build::{Profile, images};
-pub use install::{Installation, NAMESPACE};
+pub use install::{Installation, NAMESPACE, chart};
 pub use run::{Run, experiment};
 pub use sample::{Reading, Sample};

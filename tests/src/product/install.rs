@@ -171,6 +171,7 @@ impl<'a> Installation<'a> {
 }
 
 /// The chart in this checkout.
-fn chart() -> PathBuf {
+#[must_use]
+pub fn chart() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/windtunnel")
 }

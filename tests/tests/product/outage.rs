@@ -79,31 +79,25 @@ fn a_paused_leader_is_replaced(stage: &Stage) -> Result<()> {
     scene.is_as_before()
 }
 
-/// For ten seconds there is no API server: everybody waits.
+/// For ten seconds the API server says nothing: everybody waits. It stands still rather than being
+/// started anew, so that the outage is not as long as a loaded machine makes it.
 fn a_short_outage_of_the_api_server_reverts_nothing(stage: &Stage) -> Result<()> {
     let test = "a_short_outage_of_the_api_server_reverts_nothing";
     let scene = Scene::set(stage, test, "node1")?;
     let (run, _) = scene.silenced("run", "30s")?;
     let dark = Instant::now();
     let server = stage.cluster.component("apiserver");
-    server.act(Action::Stop)?;
-    let gone = Instant::now();
+    server.act(Action::Pause)?;
     let waited = until("ten seconds", Duration::from_secs(20), || {
-        Ok((gone.elapsed() > Duration::from_secs(10)).then_some(()))
+        Ok((dark.elapsed() > Duration::from_secs(10)).then_some(()))
     });
-    server.act(Action::Start)?;
+    server.act(Action::Resume)?;
     waited?;
-    let back = until("an API server", SOON * 2, || {
-        let ready = stage.cluster.kubectl(&["get", "--raw", "/readyz"])?;
-        Ok(ready.status.success().then(Instant::now))
-    })?;
-    scene
-        .lamp
-        .was_out(dark, back.min(dark + Duration::from_secs(25)))?;
     until("a status that can be read", SOON, || {
         Ok(run.status().ok().map(drop))
     })?;
     ended(&run, "Completed", "WindowsClosed")?;
+    scene.lamp.was_out(dark, dark + Duration::from_secs(22))?;
     operators_are_ready(stage)?;
     scene.is_as_before()
 }
@@ -264,18 +258,18 @@ impl Drop for Paused<'_> {
 /// Node and pid of a replica of the operator.
 pub(crate) fn operator_process(stage: &Stage, pod: &str) -> Result<(String, i32)> {
     let pods = stage.windtunnel.pods("operator")?;
-    let found = pods.iter().find(|p| p["metadata"]["name"] == pod);
-    let node = found.and_then(|p| p["spec"]["nodeName"].as_str());
+    let named = pods.iter().find(|p| p["metadata"]["name"] == pod);
+    let node = named.and_then(|p| p["spec"]["nodeName"].as_str());
     let node = node.with_context(|| format!("no operator {pod}"))?;
     let script = format!(
         "grep -lz WINDTUNNEL_IDENTITY={pod} /proc/[0-9]*/environ 2>/dev/null | grep -o '[0-9]*' || true"
     );
-    let pids = stage
+    let found = stage
         .cluster
         .node(node)?
         .run(&["sh", "-c", &script])?
         .text()?;
-    let Some(Ok(pid)) = pids.lines().next().map(str::parse) else {
+    let Some(Ok(pid)) = found.lines().next().map(str::parse) else {
         bail!("no process of {pod} on {node}");
     };
     Ok((node.to_owned(), pid))
