@@ -22,9 +22,11 @@ mod product {
     pub(crate) mod network;
     pub(crate) mod outage;
     pub(crate) mod peers;
+    pub(crate) mod podkill;
     pub(crate) mod reclaim;
     pub(crate) mod refuse;
     pub(crate) mod scene;
+    pub(crate) mod security;
     pub(crate) mod stage;
     pub(crate) mod timeline;
     pub(crate) mod torture;
@@ -40,8 +42,8 @@ use libtest_mimic::{Arguments, Conclusion, Trial};
 
 use product::stage::{Stage, Test};
 use product::{
-    compose, doses, lifecycle, manifests, network, outage, peers, reclaim, refuse, timeline,
-    torture,
+    compose, doses, lifecycle, manifests, network, outage, peers, podkill, reclaim, refuse,
+    security, timeline, torture,
 };
 
 /// How many tests run beside each other.
@@ -52,6 +54,9 @@ const GENTLE: &[&[Test]] = &[
     NETWORK,
     lifecycle::GENTLE,
     reclaim::GENTLE,
+    refuse::GENTLE,
+    podkill::GENTLE,
+    security::GENTLE,
     product::cpu::GENTLE,
 ];
 
@@ -62,6 +67,7 @@ const ROUGH: &[&[Test]] = &[
     torture::ROUGH,
     refuse::ROUGH,
     outage::ROUGH,
+    podkill::ROUGH,
 ];
 
 const NETWORK: &[Test] = &[
