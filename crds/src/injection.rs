@@ -18,6 +18,9 @@ use crate::{
     units::GoDuration,
 };
 
+/// The reason of a target that its agent took back, or refused, because of the emergency stop.
+pub const EMERGENCY_STOP: &str = "EmergencyStop";
+
 /// The part of an experiment that one node carries. Internal: written by the operator, reported
 /// on by that node's agent.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -5,7 +5,7 @@ use std::time::Duration;
 use jiff::SignedDuration;
 use windtunnel_crds::{
     NodeInjection,
-    injection::{NodeFault, TargetState},
+    injection::{EMERGENCY_STOP, NodeFault, TargetState},
     residue::ReclaimedBy,
 };
 
@@ -373,7 +373,7 @@ fn words(why: Kill) -> (TargetState, &'static str, &'static str) {
         ),
         Kill::Stopped => (
             TargetState::Recovered,
-            "EmergencyStop",
+            EMERGENCY_STOP,
             "the emergency stop is in force",
         ),
         Kill::NoControlPlane => (

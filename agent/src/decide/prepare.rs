@@ -1,6 +1,6 @@
 //! Injections that have not started: when their targets are checked.
 
-use windtunnel_crds::NodeInjection;
+use windtunnel_crds::{NodeInjection, injection::EMERGENCY_STOP};
 
 use super::{Decision, Observed, SKEW, Step};
 
@@ -28,7 +28,7 @@ pub(super) fn advance(o: &Observed, uid: &str, injection: &NodeInjection, decisi
 #[must_use]
 pub fn refusal(o: &Observed) -> Option<(&'static str, String)> {
     if o.stop == Some(true) {
-        return Some(("EmergencyStop", "the emergency stop is in force".to_owned()));
+        return Some((EMERGENCY_STOP, "the emergency stop is in force".to_owned()));
     }
     if o.is_unclean {
         return Some((

@@ -527,3 +527,17 @@ fn conditions_are_of_the_current_generation_also_after_the_end() {
         );
     }
 }
+
+#[test]
+fn an_emergency_stop_that_only_the_agents_saw_ends_the_run() {
+    let mut sim = running();
+    let status = sim.observed.injections[0].status.as_mut().unwrap();
+    status.targets[0].state = T::Recovered;
+    status.targets[0].reason = "EmergencyStop".to_owned();
+    sim.settle();
+    assert_eq!(sim.phase(), Phase::Recovering);
+    assert!(sim.observed.injections.iter().all(|i| i.spec.abort));
+    sim.all(I::Recovered, T::Recovered);
+    assert_eq!(sim.phase(), Phase::Aborted);
+    assert_eq!(sim.condition(C::Finished), is("True", "EmergencyStop"));
+}

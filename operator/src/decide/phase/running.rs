@@ -5,6 +5,7 @@ use jiff::SignedDuration;
 use windtunnel_crds::{
     ChaosExperimentStatus,
     fault::{Fault, Kind},
+    injection::EMERGENCY_STOP,
     injection::{NodeContainer, NodeFault},
     status::FaultPhase,
 };
@@ -22,6 +23,10 @@ const KILL_POLL: SignedDuration = SignedDuration::from_millis(500);
 impl Pass<'_> {
     pub(super) fn running(&mut self) {
         if let Some(ending) = stopped_early(&self.observed.experiment, self.observed.stop) {
+            return self.recover(ending, early_message(ending));
+        }
+        if was_stopped(self.observed) {
+            let ending = Ending::EmergencyStop;
             return self.recover(ending, early_message(ending));
         }
         let deadline = self.status.deadline.as_ref().map_or(self.now, |t| t.0);
@@ -113,6 +118,13 @@ impl Pass<'_> {
             }
         }
     }
+}
+
+/// An agent saw the emergency stop, which may be over before an operator is there to see it.
+fn was_stopped(observed: &Observed) -> bool {
+    let statuses = observed.injections.iter().filter_map(|i| i.status.as_ref());
+    let mut targets = statuses.flat_map(|s| &s.targets);
+    targets.any(|t| t.reason == EMERGENCY_STOP)
 }
 
 /// Nothing in the cluster changes when a name server's answer does.
