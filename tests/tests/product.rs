@@ -14,6 +14,7 @@ mod product {
     pub(crate) mod compose;
     pub(crate) mod cpu;
     pub(crate) mod doses;
+    pub(crate) mod install;
     pub(crate) mod io;
     pub(crate) mod lamp;
     pub(crate) mod lifecycle;
@@ -57,6 +58,7 @@ const GENTLE: &[&[Test]] = &[
     refuse::GENTLE,
     podkill::GENTLE,
     security::GENTLE,
+    product::install::GENTLE,
     product::cpu::GENTLE,
 ];
 
@@ -68,6 +70,7 @@ const ROUGH: &[&[Test]] = &[
     refuse::ROUGH,
     outage::ROUGH,
     podkill::ROUGH,
+    product::install::ROUGH,
 ];
 
 const NETWORK: &[Test] = &[
