@@ -5,6 +5,7 @@
 use windtunnel_crds::{
     NodeInjection,
     injection::{NodeFault, NodeKind, NodeNetworkFault, NodeTarget, TargetState, TargetStatus},
+    network::Spare,
 };
 use windtunnel_runtime::chain;
 
@@ -290,6 +291,10 @@ fn rehearse(
         return Ok(());
     };
     let node_addresses = node.addresses().to_vec();
+    if node_addresses.is_empty() && fault.spare.contains(&Spare::Node) {
+        let message = "the node's own addresses cannot be read, so probes could not be spared; the agent must run in the host's pid namespace";
+        return Err(("NodeAddressesUnknown", message.to_owned()));
+    }
     let dns = || injection.spec.cluster_dns.iter().map(|a| a.0);
     impair::rehearse(&held.detours, |detours| {
         let mut copy = held.clone();

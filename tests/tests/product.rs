@@ -60,6 +60,7 @@ const GENTLE: &[&[Test]] = &[
     security::GENTLE,
     product::install::GENTLE,
     product::cpu::GENTLE,
+    product::io::GENTLE,
 ];
 
 /// Tests that take agents, the operator, nodes or the control plane down.

@@ -16,7 +16,8 @@ fn a_burner_uses_what_it_was_told_and_dies_with_its_injector() {
     let closest = (0..5).map(|_| {
         let (before, start) = (container.used(), Instant::now());
         injector.hold(Duration::from_secs(3));
-        let used = (container.used() - before).as_secs_f64() / start.elapsed().as_secs_f64();
+        let used =
+            container.used().saturating_sub(before).as_secs_f64() / start.elapsed().as_secs_f64();
         eprintln!("used {used:.4} cores, told {:?}", injector.counts.effect);
         (used - 0.3).abs()
     });

@@ -26,7 +26,7 @@ pub(crate) struct Container {
 impl Container {
     /// With these files of its control group set. The controllers are those of the root's.
     pub(crate) fn new(name: &str, files: &[(&str, &str)]) -> Self {
-        Self::running(name, files, &mut Command::new("sleep").arg("1000"))
+        Self::running(name, files, Command::new("sleep").arg("1000"))
     }
 
     pub(crate) fn running(name: &str, files: &[(&str, &str)], program: &mut Command) -> Self {
