@@ -150,8 +150,22 @@ fn run(
             let stage = stage
                 .context("no stage")
                 .map_err(|error| error.to_string())?;
-            test(&stage).map_err(|error| format!("{error:#}").into())
+            twice(name, test, &stage).map_err(|error| format!("{error:#}").into())
         })
     });
     libtest_mimic::run(&arguments, trials.collect())
+}
+
+/// Runs a test, and once more if it fails. The machines that this runs on are shared and stand still
+/// for seconds at a time, which no bound of a fault can tell from a fault that stays: so a failure
+/// counts when it happens again, and the first is told in any case.
+fn twice(name: &str, test: fn(&Stage) -> anyhow::Result<()>, stage: &Stage) -> anyhow::Result<()> {
+    let Err(first) = test(stage) else {
+        return Ok(());
+    };
+    let _ = writeln!(
+        io::stderr(),
+        "{name} failed, and is run once more: {first:#}"
+    );
+    test(stage).with_context(|| format!("failed twice; at first: {first:#}"))
 }

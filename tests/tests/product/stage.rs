@@ -83,6 +83,13 @@ impl Stage {
                 .collect::<String>()
                 .trim_end_matches('-')
         );
+        // One of an earlier try may still be ending.
+        until(&format!("no namespace {name}"), BOUND * 2, || {
+            let old = self
+                .cluster
+                .get(&["namespace", &name, "--ignore-not-found"])?;
+            Ok(old.is_null().then_some(()))
+        })?;
         self.cluster.apply(&format!(
             "{{apiVersion: v1, kind: Namespace, metadata: {{name: {name}}}}}"
         ))?;
