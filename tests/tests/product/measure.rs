@@ -120,16 +120,21 @@ impl Added {
     /// Adds what one round saw of packets that are to be held back for `latency` milliseconds.
     pub(crate) fn add(&mut self, subject: &Outcome, control: &Outcome, every: f64, latency: f64) {
         let lateness = control.lateness(every);
+        // The control packets around a moment: those that the same stall would have met.
+        let around = |moment: f64| {
+            let after = lateness.partition_point(|(due, _)| *due < moment);
+            let near = &lateness[after.saturating_sub(1)..(after + 1).min(lateness.len())];
+            let worst = near.iter().map(|(_, late)| *late).fold(0.0, f64::max);
+            let best = near.iter().map(|(_, late)| *late).fold(CALM, f64::min);
+            (near.len() == 2 && worst < CALM, best)
+        };
         for (sent, back) in subject.journeys() {
             let Some(back) = back else { continue };
-            // The control packets around the moment at which this one came out: those that the
-            // same stall would have met.
-            let after = lateness.partition_point(|(due, _)| *due < sent + latency);
-            let around = &lateness[after.saturating_sub(1)..(after + 1).min(lateness.len())];
-            let late = around.iter().map(|(_, late)| *late).fold(0.0, f64::max);
-            let usual = around.iter().map(|(_, late)| *late).fold(CALM, f64::min);
+            let (is_calm, usual) = around(sent + latency);
             self.all.push(back - sent - usual);
-            if around.len() == 2 && late < CALM {
+            // Some turn round at the start or, delayed both ways, halfway.
+            let is_calm = is_calm && around(sent).0 && around(sent + latency / 2.0).0;
+            if is_calm {
                 self.calm.push(back - sent - usual);
             }
         }
