@@ -31,7 +31,9 @@ use crate::{
 
 mod cpu;
 mod io;
+mod kill;
 mod network;
+mod pause;
 
 /// How long an effect may take to show after it was brought about.
 const PROOF: Duration = Duration::from_secs(10);
@@ -75,6 +77,14 @@ trait Effect {
     fn note(&self) -> String {
         String::new()
     }
+    /// Whether the container's end is what this is for.
+    fn ends_the_container(&self) -> bool {
+        false
+    }
+    /// Whether what was proved is all that there is to do.
+    fn is_done(&self) -> bool {
+        false
+    }
     /// What becomes readable when there is work.
     fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         Vec::new()
@@ -96,6 +106,8 @@ pub(crate) fn controller(kind: ContainerKind<'_>) -> &'static str {
     match kind {
         ContainerKind::Cpu(_) => cpu::CONTROLLER,
         ContainerKind::Io(_) => io::CONTROLLER,
+        ContainerKind::Kill(_) => kill::CONTROLLER,
+        ContainerKind::Pause(_) => pause::CONTROLLER,
     }
 }
 
@@ -108,6 +120,8 @@ pub(crate) fn plan(
     match kind {
         ContainerKind::Cpu(fault) => cpu::plan(fault, found),
         ContainerKind::Io(fault) => io::plan(fault, container, found),
+        ContainerKind::Kill(fault) => Ok(kill::plan(fault)),
+        ContainerKind::Pause(_) => Ok(Act::Pause),
     }
 }
 
@@ -118,6 +132,8 @@ fn apply(task: Task) -> Result<Box<dyn Effect>, String> {
         Task::Container(container) => match &container.act {
             Act::Cpu { millicores } => cpu::apply(&container, *millicores),
             Act::Io(act) => io::apply(&container, act),
+            Act::Kill { signal, every } => kill::apply(&container, *signal, *every),
+            Act::Pause => pause::apply(&container),
         },
     }
 }
@@ -127,6 +143,11 @@ pub(crate) fn try_here(kind: &str, cgroups: &Path) -> Option<Result<(), String>>
     match kind {
         "cpu" => Some(cpu::trial(cgroups)),
         "io" => Some(io::trial(libc::EPERM)),
+        "containerPause" => Some(pause::trial()),
+        "idle" => {
+            pause::idle();
+            Some(Ok(()))
+        }
         "io.errno" => Some(io::trial(libc::EIO)),
         _ => None,
     }
@@ -188,7 +209,10 @@ fn hold(line: &Line, mut lease: Lease, order: Order) -> Result<(), InjectError> 
         if let Err(message) = held.effect.work() {
             return held.vanish(message);
         }
-        if has_ended(held.init.as_ref(), Duration::ZERO) {
+        if held.is_done() {
+            return Ok(line.send(&Up::Done)?);
+        }
+        if !held.wants_its_end() && has_ended(held.init.as_ref(), Duration::ZERO) {
             return Ok(line.send(&Up::ContainerEnded)?);
         }
         if Instant::now() >= next_beat {
@@ -210,6 +234,16 @@ struct Held<'a> {
 }
 
 impl Held<'_> {
+    /// There is nothing more to do.
+    fn is_done(&self) -> bool {
+        self.unproved.is_none() && self.effect.is_done()
+    }
+
+    /// The end of the container is the effect, and is still to be told.
+    fn wants_its_end(&self) -> bool {
+        self.unproved.is_some() && self.effect.ends_the_container()
+    }
+
     /// Proves the effect if that is to be done, and tells what it has met; the inner error says what
     /// is missing of it.
     fn beat(&mut self) -> Result<Result<(), String>, InjectError> {

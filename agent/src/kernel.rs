@@ -17,3 +17,4 @@ pub mod netns;
 pub mod nft;
 pub mod proc;
 pub mod qdisc;
+pub mod trace;

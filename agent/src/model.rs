@@ -88,6 +88,9 @@ pub struct ContainerEntry {
     pub init: ProcessId,
     /// What is done.
     pub act: Act,
+    /// It has taken the place of a container that was hit.
+    #[serde(default)]
+    pub is_successor: bool,
 }
 
 /// What is done to a container, with all that was found out about it.
@@ -100,6 +103,15 @@ pub enum Act {
     },
     /// Calls on a volume are held, late or refused.
     Io(IoAct),
+    /// Its first process is sent a signal.
+    Kill {
+        /// Which.
+        signal: i32,
+        /// How long after the container is back, or after the last, another is sent.
+        every: Option<Duration>,
+    },
+    /// Its threads are stopped.
+    Pause,
 }
 
 /// What is done to the calls on a volume.
@@ -142,6 +154,7 @@ impl Act {
         match (self, other) {
             (Self::Cpu { .. }, Self::Cpu { .. }) => Some("the CPU time"),
             (Self::Io(own), Self::Io(other)) if own.volume == other.volume => Some("the volume"),
+            (Self::Pause, Self::Pause) => Some("the threads"),
             _ => None,
         }
     }

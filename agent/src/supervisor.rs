@@ -37,6 +37,15 @@ pub enum SupervisorError {
     EndedAtOnce,
 }
 
+/// Why an injector ends by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leave {
+    /// It has done what was to be done.
+    Done,
+    /// It saw its container end.
+    ContainerEnded,
+}
+
 /// An injector as it was last seen.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Live {
@@ -52,8 +61,8 @@ pub struct Live {
     pub note: String,
     /// What is missing of the effect.
     pub vanished: Option<String>,
-    /// It saw its container end.
-    pub container_ended: bool,
+    /// Why it ended, or is about to, without anything being wrong.
+    pub leave: Option<Leave>,
     /// When it last said anything, on the boot clock.
     pub heard_at: Duration,
     /// What its fault has met.
@@ -119,7 +128,7 @@ impl Supervisor {
             failure: None,
             vanished: None,
             note: String::new(),
-            container_ended: false,
+            leave: None,
             heard_at: now,
             counts: Counts::default(),
             has_exited: false,
@@ -272,7 +281,8 @@ impl Live {
             Up::Beat(counts) => self.counts = counts,
             Up::Failed { message } => self.failure = Some(message),
             Up::Vanished { message } => self.vanished = Some(message),
-            Up::ContainerEnded => self.container_ended = true,
+            Up::Done => self.leave = Some(Leave::Done),
+            Up::ContainerEnded => self.leave = Some(Leave::ContainerEnded),
         }
     }
 }

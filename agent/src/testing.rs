@@ -43,6 +43,8 @@ pub(crate) fn injection(uid: &str, pods: &[&str], network: NodeNetworkFault) -> 
         network: Some(network),
         cpu: None,
         io: None,
+        container_kill: None,
+        container_pause: None,
     };
     let spec = NodeInjectionSpec {
         node_name: "node1".to_owned(),
@@ -151,6 +153,7 @@ pub(crate) fn container_entry(pod: &str) -> Entry {
             start_time: 10,
         },
         act: Act::Cpu { millicores: 500 },
+        is_successor: false,
     });
     entry
 }

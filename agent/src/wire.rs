@@ -99,6 +99,8 @@ pub enum Up {
         /// What is missing.
         message: String,
     },
+    /// What was to be done is done; nothing is held.
+    Done,
     /// The container has ended, and the injector ends with it.
     ContainerEnded,
 }

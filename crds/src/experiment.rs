@@ -68,7 +68,8 @@ pub struct ChaosExperimentSpec {
     #[x_kube(validation = at_least("1s"), validation = at_most("24h"))]
     pub duration: GoDuration,
 
-    /// The faults, each with a name of its own, each of exactly one kind (`network`, `podKill`, `cpu`, `io`).
+    /// The faults, each with a name of its own, each of exactly one kind (`network`, `podKill`,
+    /// `cpu`, `io`, `containerKill`, `containerPause`).
     /// They share one clock: each has its window, `startAfter` to `startAfter` + `duration`.
     #[schemars(length(min = 1, max = 32))]
     #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["name".into()]))]

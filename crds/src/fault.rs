@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    container::{ContainerKill, ContainerPause},
     io::IoFault,
     network::NetworkFault,
     stress::CpuFault,
@@ -13,10 +14,17 @@ use crate::{
 };
 
 /// The fields of [`Fault`] of which exactly one must be set.
-pub const KINDS: [&str; 4] = ["network", "podKill", "cpu", "io"];
+pub const KINDS: [&str; 6] = [
+    "network",
+    "podKill",
+    "cpu",
+    "io",
+    "containerKill",
+    "containerPause",
+];
 
 /// Those of [`KINDS`] that act on containers rather than on whole pods.
-pub const CONTAINER_KINDS: [&str; 2] = ["cpu", "io"];
+pub const CONTAINER_KINDS: [&str; 4] = ["cpu", "io", "containerKill", "containerPause"];
 
 /// One fault: when, on which pods, and what. Exactly one kind must be set.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -38,7 +46,8 @@ pub struct Fault {
     pub start_after: Option<GoDuration>,
 
     /// How long the fault lasts. Default: to the end of the run. Faults that happen once
-    /// (podKill) take none: their window closes when every drawn target is gone.
+    /// (podKill, containerKill without `every`) take none: their window closes when every drawn
+    /// target was hit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = positive(), validation = at_most("24h"))]
     pub duration: Option<GoDuration>,
@@ -64,6 +73,14 @@ pub struct Fault {
     /// Bad disk: calls of a container on one of its volumes hang, are late, or fail.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub io: Option<IoFault>,
+
+    /// Send a container's first process a signal, SIGKILL by default, once or every so often.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container_kill: Option<ContainerKill>,
+
+    /// Stop every thread of a container; all go on when the fault ends.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container_pause: Option<ContainerPause>,
 }
 
 /// What a fault does, with the kind's own settings.
@@ -77,6 +94,10 @@ pub enum Kind<'a> {
     Cpu(&'a CpuFault),
     /// Calls on a volume hang, are late, or fail.
     Io(&'a IoFault),
+    /// A container's first process is sent a signal.
+    ContainerKill(&'a ContainerKill),
+    /// A container's threads are stopped.
+    ContainerPause(&'a ContainerPause),
 }
 
 impl Kind<'_> {
@@ -102,6 +123,8 @@ impl Fault {
             self.pod_kill.as_ref().map(Kind::PodKill),
             self.cpu.as_ref().map(Kind::Cpu),
             self.io.as_ref().map(Kind::Io),
+            self.container_kill.as_ref().map(Kind::ContainerKill),
+            self.container_pause.as_ref().map(Kind::ContainerPause),
         ]
         .into_iter()
         .flatten();
@@ -125,9 +148,11 @@ fn exactly_one_kind() -> Rule {
 }
 
 fn one_shot_takes_no_duration() -> Rule {
-    Rule::new("!(has(self.podKill) && has(self.duration))")
-        .message("podKill happens once and takes no duration")
-        .field_path(".duration")
+    Rule::new(
+        "!has(self.duration) || !(has(self.podKill) || has(self.containerKill) && !has(self.containerKill.every))",
+    )
+    .message("podKill and containerKill without every happen once and take no duration")
+    .field_path(".duration")
 }
 
 fn containers_go_with_container_kinds() -> Rule {

@@ -10,6 +10,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    container::{ContainerKill, ContainerPause},
     io::IoFault,
     network::{Bandwidth, Chance, Delay, Direction, Loss, NetworkFault, Reorder, Spare},
     peers::PortRange,
@@ -138,6 +139,12 @@ pub struct NodeFault {
     /// An I/O fault.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub io: Option<IoFault>,
+    /// A signal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container_kill: Option<ContainerKill>,
+    /// A pause.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container_pause: Option<ContainerPause>,
 }
 
 /// What a [`NodeFault`] does.
@@ -156,6 +163,10 @@ pub enum ContainerKind<'a> {
     Cpu(&'a CpuFault),
     /// Calls on a volume hang, are late, or fail.
     Io(&'a IoFault),
+    /// Its first process is sent a signal.
+    Kill(&'a ContainerKill),
+    /// Its threads are stopped.
+    Pause(&'a ContainerPause),
 }
 
 impl NodeFault {
@@ -170,6 +181,12 @@ impl NodeFault {
             self.io
                 .as_ref()
                 .map(|f| NodeKind::Container(ContainerKind::Io(f))),
+            self.container_kill
+                .as_ref()
+                .map(|f| NodeKind::Container(ContainerKind::Kill(f))),
+            self.container_pause
+                .as_ref()
+                .map(|f| NodeKind::Container(ContainerKind::Pause(f))),
         ]
         .into_iter()
         .flatten();

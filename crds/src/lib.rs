@@ -15,6 +15,7 @@
 )]
 
 pub mod conditions;
+pub mod container;
 pub mod experiment;
 pub mod fault;
 pub mod injection;

@@ -165,7 +165,8 @@ pub struct FaultStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub matched_packets: Option<i64>,
     /// What a fault on containers was measured to do, summed over its targets: cpu: millicores
-    /// (used in the last second) and cpuMilliseconds; io: asked, hit and waiting (calls).
+    /// (used in the last second) and cpuMilliseconds; io: asked, hit and waiting (calls);
+    /// containerKill: signals; containerPause: threads.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub effect: BTreeMap<String, i64>,
     /// Where the fault stands, in a sentence.

@@ -12,6 +12,7 @@
 
 mod product {
     pub(crate) mod compose;
+    pub(crate) mod containers;
     pub(crate) mod cpu;
     pub(crate) mod doses;
     pub(crate) mod install;
@@ -59,6 +60,7 @@ const GENTLE: &[&[Test]] = &[
     podkill::GENTLE,
     security::GENTLE,
     product::install::GENTLE,
+    product::containers::GENTLE,
     product::cpu::GENTLE,
     product::io::GENTLE,
 ];

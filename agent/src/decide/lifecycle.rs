@@ -12,9 +12,9 @@ use windtunnel_crds::{
 use super::{Decision, Kill, LATE, Now, Observed, RESTART, SILENCE, Step, WAIT};
 use crate::{
     kernel::nft::Table,
-    model::{Counts, Ended, Entry, Key, Objects, State, Window},
+    model::{Act, Counts, Ended, Entry, Key, Objects, State, Window},
     network,
-    supervisor::Live,
+    supervisor::{Leave, Live},
     wire::{LEASE, Task},
 };
 
@@ -133,7 +133,7 @@ fn waiting(
         Some((TargetState::Recovered, "", ""))
     } else if o.deserted.contains(key) {
         Some(words(Kill::Deserted))
-    } else if now.boot >= since + RESTART {
+    } else if now.boot >= since + RESTART && !is_to_restart(entry) {
         Some((
             TargetState::Gone,
             "ContainerGone",
@@ -147,7 +147,7 @@ fn waiting(
         let key = key.clone();
         return decision.push(Step::End { key, ended });
     }
-    decision.wake(since + RESTART);
+    decision.wake((since + RESTART).max(now.boot + RETRY));
     if let Some(window) = entry.window {
         decision.wake(window.end);
     }
@@ -202,6 +202,12 @@ fn window(
     Ok(Some(Window { begin, end }))
 }
 
+/// The fault itself ends its container again and again: the runtime may take its time.
+fn is_to_restart(entry: &Entry) -> bool {
+    let act = entry.container().map(|c| &c.act);
+    matches!(act, Some(Act::Kill { every: Some(_), .. }))
+}
+
 /// An injector is at work, or was.
 fn in_place(o: &Observed, key: &Key, entry: &Entry, now: Now, decision: &mut Decision) {
     let Some(live) = o.live.get(key) else {
@@ -222,10 +228,14 @@ fn in_place(o: &Observed, key: &Key, entry: &Entry, now: Now, decision: &mut Dec
     };
     if live.has_exited {
         let is_over = entry.window.is_none_or(|w| now.boot >= w.end);
-        if live.container_ended && !is_over && !o.kills.contains_key(key) {
+        if live.leave == Some(Leave::ContainerEnded) && !is_over && !o.kills.contains_key(key) {
             return decision.push(Step::Await { key: key.clone() });
         }
-        let ended = exited(o, key, entry, live, now);
+        let ended = if live.leave == Some(Leave::Done) {
+            with(live, ended(entry, TargetState::Recovered, ("", ""), now))
+        } else {
+            exited(o, key, entry, live, now)
+        };
         return decision.push(Step::End {
             key: key.clone(),
             ended: Box::new(ended),

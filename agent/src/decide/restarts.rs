@@ -5,7 +5,7 @@ use std::time::Duration;
 use windtunnel_crds::injection::{InjectionPhase, TargetState};
 
 use super::tests::Sim;
-use crate::testing::on_containers;
+use crate::{supervisor::Leave, testing::on_containers};
 
 /// In place on the container of one pod.
 fn in_place() -> Sim {
@@ -17,7 +17,7 @@ fn in_place() -> Sim {
 /// The injector sees its container end.
 fn end_container(sim: &mut Sim) {
     let live = sim.o.live.values_mut().next().unwrap();
-    live.container_ended = true;
+    live.leave = Some(Leave::ContainerEnded);
     live.has_exited = true;
     sim.settle();
 }
@@ -104,4 +104,20 @@ fn an_injector_that_dies_on_a_living_container_is_interrupted() {
         (sim.target("a").state, sim.target("a").reason.as_str()),
         (TargetState::Interrupted, "InjectorDied")
     );
+}
+
+#[test]
+fn an_injector_that_has_done_what_was_to_be_done_ends_its_fault() {
+    let mut sim = in_place();
+    let live = sim.o.live.values_mut().next().unwrap();
+    live.leave = Some(Leave::Done);
+    live.has_exited = true;
+    sim.settle();
+    let target = sim.target("a");
+    assert_eq!(
+        (target.state, target.reason.as_str()),
+        (TargetState::Recovered, "")
+    );
+    assert!(target.injected_at.is_some());
+    assert_eq!(sim.starts, 1);
 }

@@ -269,7 +269,7 @@ impl Sim {
             failure: None,
             vanished: None,
             note: String::new(),
-            container_ended: false,
+            leave: None,
             heard_at: now,
             counts: Counts::default(),
             has_exited: false,

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use nix::time::{ClockId, clock_gettime};
@@ -221,10 +222,36 @@ impl ProcessHandle {
     /// # Errors
     /// When the kernel refuses (needs `CAP_KILL`).
     pub fn kill(&self) -> Result<(), ProcError> {
-        match pidfd_send_signal(self.fd.as_fd(), Signal::SIGKILL) {
+        self.send(Signal::SIGKILL)
+    }
+
+    /// Sends a signal; a process that has ended already is no error.
+    ///
+    /// # Errors
+    /// When the kernel refuses (needs `CAP_KILL`).
+    pub fn send(&self, signal: Signal) -> Result<(), ProcError> {
+        match pidfd_send_signal(self.fd.as_fd(), signal) {
             Ok(()) | Err(Errno::ESRCH) => Ok(()),
             Err(source) => Err(ProcError::Process {
-                operation: "kill",
+                operation: "signal",
+                process: self.process,
+                source,
+            }),
+        }
+    }
+}
+
+impl ProcessHandle {
+    /// Whether it has ended.
+    ///
+    /// # Errors
+    /// When the handle cannot be looked at.
+    pub fn has_ended(&self) -> Result<bool, ProcError> {
+        let mut fds = [PollFd::new(self.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut fds, PollTimeout::ZERO) {
+            Ok(ready) => Ok(ready > 0),
+            Err(source) => Err(ProcError::Process {
+                operation: "look at",
                 process: self.process,
                 source,
             }),

@@ -67,6 +67,7 @@ fn find(
         cgroup: found.cgroup,
         init: found.init,
         act,
+        is_successor: false,
     })
 }
 
@@ -105,7 +106,8 @@ pub(crate) fn follow(node: &mut Node, key: &Key, id: &str) {
     let container = target.containers.iter().find(|c| c.id == id);
     let found = container.map(|container| find(node, target, container, kind));
     match found {
-        Some(Ok(container)) => {
+        Some(Ok(mut container)) => {
+            container.is_successor = entry.injected_before.is_some();
             entry.objects = Objects::Container(container);
             entry.state = State::Prepared;
             if let Err(error) = node.journal.write(entry) {

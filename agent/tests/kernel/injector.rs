@@ -48,6 +48,7 @@ impl Container {
             cgroup: self.cgroup.clone(),
             init: self.id(),
             act,
+            is_successor: false,
         }
     }
 

@@ -14,6 +14,7 @@ mod io;
 mod lease;
 mod links;
 mod netem;
+mod processes;
 mod support;
 mod tables;
 mod update;

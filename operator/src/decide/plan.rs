@@ -114,6 +114,8 @@ fn node_fault(observed: &Observed, fault: &Fault, targets: Vec<NodeTarget>) -> N
             .map(|network| node_network(observed, &fault.name, network)),
         cpu: fault.cpu.clone(),
         io: fault.io.clone(),
+        container_kill: fault.container_kill.clone(),
+        container_pause: fault.container_pause.clone(),
     }
 }
 

@@ -199,7 +199,7 @@ impl Node {
                 failure: None,
                 vanished: None,
                 note: String::new(),
-                container_ended: false,
+                leave: None,
                 heard_at,
                 counts: Counts::default(),
                 has_exited: false,
