@@ -16,7 +16,7 @@ use crate::{
     peers::PortRange,
     residue::{ReclaimedBy, Residue},
     stress::CpuFault,
-    units::GoDuration,
+    units::{GoDuration, Percent},
 };
 
 /// The reason of a target that its agent took back, or refused, because of the emergency stop.
@@ -300,13 +300,20 @@ impl From<&NetworkFault> for Impairment {
             corrupt,
             reorder,
             bandwidth,
+            partition,
             direction: _,
             peers: _,
             spare: _,
         } = fault.clone();
+        // A cut cable is a link that loses everything.
+        let all = || Loss {
+            percent: Some(Percent::ALL),
+            correlation: None,
+            gilbert_elliott: None,
+        };
         Self {
             delay,
-            loss,
+            loss: loss.or_else(|| partition.map(|_| all())),
             duplicate,
             corrupt,
             reorder,

@@ -10,12 +10,15 @@ use crate::{
 };
 
 /// What happens to packets. At least one of delay, loss, duplicate, corrupt, reorder and bandwidth;
-/// any mix of them acts together on the same packets.
+/// any mix of them acts together on the same packets. Or partition, by itself.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new(
-    "has(self.delay) || has(self.loss) || has(self.duplicate) || has(self.corrupt) || has(self.reorder) || has(self.bandwidth)")
-    .message("needs at least one of delay, loss, duplicate, corrupt, reorder, bandwidth"))]
+    "has(self.delay) || has(self.loss) || has(self.duplicate) || has(self.corrupt) || has(self.reorder) || has(self.bandwidth) || has(self.partition)")
+    .message("needs at least one of delay, loss, duplicate, corrupt, reorder, bandwidth, or partition"))]
+#[x_kube(validation = Rule::new(
+    "!has(self.partition) || !(has(self.delay) || has(self.loss) || has(self.duplicate) || has(self.corrupt) || has(self.reorder) || has(self.bandwidth))")
+    .message("partition goes alone: of packets that vanish nothing is left to impair").field_path(".partition"))]
 #[x_kube(validation = Rule::new("!has(self.reorder) || has(self.delay)")
     .message("reorder needs delay: the packets that are sent at once overtake the delayed ones").field_path(".reorder"))]
 pub struct NetworkFault {
@@ -43,6 +46,11 @@ pub struct NetworkFault {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<Bandwidth>,
 
+    /// No packet passes, silently, as if a cable were cut: the sender is told of no error. One way
+    /// or both, by `direction`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub partition: Option<Partition>,
+
     /// Egress: packets that the target sends. Ingress: packets that it receives. Both: each
     /// direction has the whole dose, so that a round trip meets it twice.
     #[serde(default)]
@@ -66,6 +74,10 @@ pub struct NetworkFault {
 fn spare_all() -> Vec<Spare> {
     vec![Spare::Node, Spare::ClusterDNS]
 }
+
+/// No packet passes.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Partition {}
 
 /// How long packets are held back.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -23,6 +23,7 @@ mod product {
     pub(crate) mod measure;
     pub(crate) mod network;
     pub(crate) mod outage;
+    pub(crate) mod partition;
     pub(crate) mod peers;
     pub(crate) mod podkill;
     pub(crate) mod reclaim;
@@ -63,6 +64,7 @@ const GENTLE: &[&[Test]] = &[
     product::containers::GENTLE,
     product::cpu::GENTLE,
     product::io::GENTLE,
+    product::partition::GENTLE,
 ];
 
 /// Tests that take agents, the operator, nodes or the control plane down.
