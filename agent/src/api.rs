@@ -41,9 +41,11 @@ use crate::{act::Report, kernel::proc::boottime};
 
 /// How long one request may take.
 const REQUEST: Duration = Duration::from_secs(5);
+/// How long a proof of the own rights may take.
+const PROOF: Duration = Duration::from_secs(2);
 /// How often the agent says that it is alive.
 const HEARTBEAT: Duration = Duration::from_secs(10);
-/// Between two tries of a watch.
+/// Between two tries of a watch, or of a proof.
 const WATCH_RETRY: Duration = Duration::from_secs(1);
 /// Between two tries of a report.
 const RETRY: Duration = Duration::from_millis(500);
@@ -272,18 +274,23 @@ async fn prove_rights(side: Side, grace: Duration) {
     let own = ListParams::default()
         .fields(&format!("spec.nodeName={}", side.node))
         .limit(1);
-    let mut ticks = interval(grace / 3);
+    // Often enough that an outage of two thirds of the grace is survived, whenever it begins.
+    let mut ticks = interval(grace / 6);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
         let Ok(asked) = boottime() else { continue };
-        match timeout(REQUEST, api.list(&own)).await {
-            Ok(Ok(_)) => side.inbox.tell(News::Listable { at: asked }),
+        match timeout(PROOF, api.list(&own)).await {
+            Ok(Ok(_)) => {
+                side.inbox.tell(News::Listable { at: asked });
+                continue;
+            }
             Ok(Err(error)) => {
                 tracing::warn!(error = chain(&error), "cannot list the node injections");
             }
             Err(_) => tracing::warn!("no answer when listing the node injections"),
         }
+        ticks.reset_after(WATCH_RETRY);
     }
 }
 

@@ -38,7 +38,7 @@ use crate::{
     directory::Directories,
     error::Error,
     fleet::Tracker,
-    lease::{self, Leadership, LeaseError, may_write},
+    lease::{self, Leadership, may_write},
     metrics::Metrics,
     observe, sweep,
     watches::{watch_agents, watch_injections, watch_stop},
@@ -183,9 +183,6 @@ fn on_error(experiment: Arc<ChaosExperiment>, error: &Error, ctx: Arc<Ctx>) -> R
 /// Why the operator ended.
 #[derive(Debug, Error)]
 pub enum RunError {
-    /// The lease was lost: another replica may be writing.
-    #[error("the lease was lost")]
-    Lease(#[from] LeaseError),
     /// A part ended that lives as long as the process.
     #[error("{0} ended")]
     Ended(&'static str),
@@ -265,7 +262,7 @@ pub async fn run_with(
     );
     // Cancel-safe: whichever ends first ends the process.
     tokio::select! {
-        result = lease => result.map_err(RunError::from),
+        () = lease => Ok(()),
         ended = parts.join_next() => match ended {
             Some(Ok(part)) if !shutdown.is_cancelled() => Err(RunError::Ended(part)),
             Some(Err(_)) => Err(RunError::Ended("a part, by a panic,")),

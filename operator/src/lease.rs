@@ -12,7 +12,6 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
 };
 use kube::{Api, Client, api::PostParams};
-use thiserror::Error;
 use tokio::{
     sync::watch,
     time::{Instant, MissedTickBehavior, interval, timeout},
@@ -26,14 +25,6 @@ pub(crate) const DURATION: Duration = Duration::from_secs(15);
 pub(crate) const RENEW: Duration = Duration::from_secs(2);
 /// How long one request for it may take.
 const REQUEST: Duration = Duration::from_secs(5);
-
-/// Why the lease was lost.
-#[derive(Debug, Error)]
-pub enum LeaseError {
-    /// It could not be renewed in time, or another replica took it.
-    #[error("the lease was lost")]
-    Lost,
-}
 
 /// What was seen of the lease, and since when it has looked like this.
 #[derive(Clone, Debug, PartialEq)]
@@ -80,18 +71,16 @@ pub(crate) fn may_write(leadership: &Leadership) -> bool {
         .is_some_and(|until| Instant::now() < until)
 }
 
-/// Competes for the lease until `shutdown`, then gives it back.
-///
-/// # Errors
-/// [`LeaseError::Lost`] when a lease that was held is not any more: the process must end, since
-/// what it has begun may be continued by another.
+/// Competes for the lease until `shutdown`, then gives it back. A lease that was lost is competed
+/// for again: an outage of the API server must not cost a restart on top, since the agents' grace
+/// runs meanwhile. What a pass had begun stops at its next action, see [`may_write`].
 pub(crate) async fn compete(
     client: Client,
     namespace: &str,
     me: &str,
     leadership: watch::Sender<Option<Instant>>,
     shutdown: CancellationToken,
-) -> Result<(), LeaseError> {
+) {
     let api: Api<Lease> = Api::namespaced(client, namespace);
     let mut sighting: Option<Sighting> = None;
     let mut ticks = interval(RENEW);
@@ -107,23 +96,27 @@ pub(crate) async fn compete(
             Ok(Ok(true)) => {
                 leadership.send_replace(Some(asked + DURATION));
             }
-            Ok(Ok(false)) if leadership.borrow().is_some() => return Err(LeaseError::Lost),
-            Ok(Ok(false)) => {}
+            Ok(Ok(false)) => lose(&leadership),
             Ok(Err(error)) => tracing::warn!(%error, "cannot see to the lease"),
             Err(_) => tracing::warn!("no answer about the lease"),
         }
-        if leadership
-            .borrow()
-            .is_some_and(|until| Instant::now() >= until)
-        {
-            return Err(LeaseError::Lost);
+        let until = *leadership.borrow();
+        if until.is_some_and(|until| Instant::now() >= until) {
+            lose(&leadership);
         }
     }
     if leadership.borrow().is_some() {
         leadership.send_replace(None);
         release(&api, me).await;
     }
-    Ok(())
+}
+
+/// Another may lead from now on.
+fn lose(leadership: &watch::Sender<Option<Instant>>) {
+    if leadership.borrow().is_some() {
+        tracing::warn!("the lease was lost");
+        leadership.send_replace(None);
+    }
 }
 
 /// One look at the lease, and one write if it is due; true if it is ours after that.

@@ -78,8 +78,14 @@ impl<'a> Scene<'a> {
     /// Fails unless the echo's network is as it was, nothing is at work on it, and the pod beside
     /// it was never touched.
     pub(crate) fn is_as_before(&self) -> Result<()> {
-        traces::is_as_before(self.space.stage, &self.echo, &self.before)?;
+        self.has_its_network()?;
         self.control.was_lit(self.begun)
+    }
+
+    /// Fails unless the echo's network is as it was and nothing is at work on it, whatever happened
+    /// to the node meanwhile.
+    pub(crate) fn has_its_network(&self) -> Result<()> {
+        traces::is_as_before(self.space.stage, &self.echo, &self.before)
     }
 }
 

@@ -132,7 +132,7 @@ fn settled(scene: &Scene<'_>, applied: Instant) -> Result<Duration> {
     let since = Instant::now();
     scene.lamp.comes_back(since, BOUND)?;
     scene.lamp.was_lit(since)?;
-    scene.is_as_before()?;
+    scene.has_its_network()?;
     let left = scene.space.stage.injectors(&scene.echo.node)?;
     ensure!(left.is_empty(), "injectors are left: {left:?}");
     Ok(late)
