@@ -19,7 +19,7 @@ pub(crate) const GENTLE: &[Test] = &[
     ),
 ];
 
-const SOON: Duration = Duration::from_secs(60);
+const SOON: Duration = Duration::from_mins(1);
 
 fn echo_and_client(space: &Space<'_>) -> Result<(Pod, Pod)> {
     let wanted = |name, node, args| Wanted {
