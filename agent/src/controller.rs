@@ -113,9 +113,7 @@ impl Controller {
     fn passes(&mut self) -> Result<Duration, ControlError> {
         for _ in 0..PASSES {
             let now = self.listen()?;
-            let observed = self.node.observe(now.boot);
-            self.node.note_pending(&observed, now.boot);
-            let observed = self.node.observe(now.boot);
+            let observed = self.node.observe_pass(now.boot);
             let decision = decide::decide(&observed, now);
             if decision.steps.is_empty() {
                 let wait = decision

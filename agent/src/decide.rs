@@ -200,7 +200,6 @@ pub enum Step {
 }
 
 pub use prepare::refusal as node_refusal;
-pub use report::is_pending as is_report_pending;
 
 /// What to do, and when to look again at the latest (boot clock).
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -245,6 +244,19 @@ impl Decision {
 }
 
 impl Observed {
+    /// Notes since when there has been something to tell of each injection; to be remembered for
+    /// the next pass.
+    pub fn note_pending(&mut self, now: Duration) {
+        let injections = self.injections.iter().flatten();
+        let pending: Vec<(String, bool)> = injections
+            .map(|(uid, i)| (uid.clone(), report::news(self, uid, i).is_some()))
+            .collect();
+        for (uid, is_pending) in pending {
+            let reported = self.reports.entry(uid).or_default();
+            reported.pending_since = is_pending.then(|| reported.pending_since.unwrap_or(now));
+        }
+    }
+
     fn injection(&self, uid: &str) -> Option<&NodeInjection> {
         self.injections.as_ref()?.get(uid)
     }

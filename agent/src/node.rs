@@ -17,7 +17,7 @@ use windtunnel_crds::{
 };
 
 use crate::{
-    decide::{Kill, Observed, Preparation, Reported, is_report_pending},
+    decide::{Kill, Observed, Preparation, Reported},
     journal::{Journal, JournalError, SetAside},
     kernel::{
         link::{LinkError, RouteSocket},
@@ -177,6 +177,14 @@ impl Node {
         &self.addresses
     }
 
+    /// The plain view for a pass at `now`, with what is to be remembered of it.
+    pub fn observe_pass(&mut self, now: Duration) -> Observed {
+        let mut observed = self.observe(now);
+        observed.note_pending(now);
+        self.reports.clone_from(&observed.reports);
+        observed
+    }
+
     /// The plain view of the node at `now`.
     #[must_use]
     pub fn observe(&self, now: Duration) -> Observed {
@@ -214,18 +222,6 @@ impl Node {
         let entries = self.journal.entries();
         self.kills
             .retain(|key, _| entries.get(key).is_some_and(|e| e.ended().is_none()));
-    }
-
-    /// Notes since when there has been something to tell of each injection.
-    pub fn note_pending(&mut self, observed: &Observed, now: Duration) {
-        for (uid, injection) in observed.injections.iter().flatten() {
-            let is_pending = is_report_pending(observed, uid, injection);
-            let reported = self.reports.entry(uid.clone()).or_default();
-            reported.pending_since = match (is_pending, reported.pending_since) {
-                (false, _) => None,
-                (true, since) => since.or(Some(now)),
-            };
-        }
     }
 
     /// What is left of ended faults, and what cannot be read of the journal.

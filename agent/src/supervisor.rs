@@ -121,25 +121,11 @@ impl Supervisor {
             .proc
             .open(process)?
             .ok_or(SupervisorError::EndedAtOnce)?;
-        let state = Live {
-            process,
-            order,
-            applied_at: None,
-            failure: None,
-            vanished: None,
-            note: String::new(),
-            leave: None,
-            heard_at: now,
-            counts: Counts::default(),
-            has_exited: false,
-            is_current: true,
-            longest_silence: Duration::ZERO,
-        };
         let injector = Injector {
             child,
             handle,
             line,
-            live: state,
+            live: Live::new(process, order, now),
             beaten_at: now,
         };
         self.injectors.insert(key, injector);
@@ -269,6 +255,25 @@ impl Supervisor {
 }
 
 impl Live {
+    /// One that was started at `now`, and has not said anything.
+    #[must_use]
+    pub fn new(process: ProcessId, order: Order, now: Duration) -> Self {
+        Self {
+            process,
+            order,
+            applied_at: None,
+            failure: None,
+            vanished: None,
+            note: String::new(),
+            leave: None,
+            heard_at: now,
+            counts: Counts::default(),
+            has_exited: false,
+            is_current: true,
+            longest_silence: Duration::ZERO,
+        }
+    }
+
     fn hear(&mut self, message: Up, now: Duration, wall: Timestamp) {
         self.heard_at = now;
         match message {

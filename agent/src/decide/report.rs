@@ -8,7 +8,7 @@ use windtunnel_crds::{
     injection::{Audit, InjectionPhase, NodeFault, NodeTarget, TargetState, TargetStatus},
 };
 
-use super::{Decision, HOLD, Now, Observed, Preparation, Reported, Step, combine, keys};
+use super::{Decision, HOLD, Now, Observed, Preparation, Step, combine, keys};
 use crate::model::{Counts, Ended, Entry, Key, State};
 
 /// Tells the operator what is new; waits a moment where more is about to follow.
@@ -19,23 +19,33 @@ pub(super) fn advance(
     now: Now,
     decision: &mut Decision,
 ) {
-    let Some(status) = status(o, uid, injection) else {
+    let Some(status) = news(o, uid, injection) else {
         return;
     };
-    let none = Reported::default();
-    let reported = o.reports.get(uid).unwrap_or(&none);
-    let known = reported.status.as_ref().or(injection.status.as_ref());
-    if known.is_none_or(|known| is_news(known, &status)) {
-        let since = reported.pending_since.unwrap_or(now.boot);
-        if in_motion(o, uid, now) && now.boot < since + HOLD {
-            return decision.wake(since + HOLD);
-        }
-        decision.push(Step::Report {
-            injection: uid.to_owned(),
-            name: injection.name_any(),
-            status: Box::new(status),
-        });
+    let pending_since = o.reports.get(uid).and_then(|r| r.pending_since);
+    let since = pending_since.unwrap_or(now.boot);
+    if in_motion(o, uid, now) && now.boot < since + HOLD {
+        return decision.wake(since + HOLD);
     }
+    decision.push(Step::Report {
+        injection: uid.to_owned(),
+        name: injection.name_any(),
+        status: Box::new(status),
+    });
+}
+
+/// What the operator is to be told of an injection; `None` where it knows.
+pub(super) fn news(
+    o: &Observed,
+    uid: &str,
+    injection: &NodeInjection,
+) -> Option<NodeInjectionStatus> {
+    let status = status(o, uid, injection)?;
+    let told = o.reports.get(uid).and_then(|r| r.status.as_ref());
+    let known = told.or(injection.status.as_ref());
+    known
+        .is_none_or(|known| is_news(known, &status))
+        .then_some(status)
 }
 
 /// Counters alone are no news: they go with the heartbeat.
@@ -74,20 +84,6 @@ fn is_due(o: &Observed, entry: &Entry, now: Now) -> bool {
         .injection(&entry.key.injection)
         .is_some_and(|i| i.spec.start_time.is_some());
     has_started && entry.window.is_none_or(|w| now.boot >= w.begin)
-}
-
-/// Whether there is something to tell at all, for the caller to measure how long it waits.
-#[must_use]
-pub fn is_pending(o: &Observed, uid: &str, injection: &NodeInjection) -> bool {
-    let Some(status) = status(o, uid, injection) else {
-        return false;
-    };
-    let told = o
-        .reports
-        .get(uid)
-        .and_then(|r| r.status.as_ref())
-        .or(injection.status.as_ref());
-    told.is_none_or(|told| is_news(told, &status))
 }
 
 /// The status of an injection; `None` while there is nothing to say.

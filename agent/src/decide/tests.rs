@@ -14,7 +14,7 @@ use windtunnel_crds::{
 use super::{Decision, Kill, Now, Observed, Preparation, Step, decide};
 use crate::{
     kernel::proc::ProcessId,
-    model::{Counts, Entry, Key, Objects, State},
+    model::{Entry, Key, Objects, State},
     supervisor::Live,
     testing::{all_traffic, container_entry, entry, injection, key},
     wire::{NetworkTask, Order, Task},
@@ -106,15 +106,7 @@ impl Sim {
     }
 
     fn pass(&mut self) -> Vec<Step> {
-        for (uid, injection) in self.o.injections.clone().iter().flatten() {
-            let pending = super::is_report_pending(&self.o, uid, injection);
-            let reported = self.o.reports.entry(uid.clone()).or_default();
-            reported.pending_since = if pending {
-                reported.pending_since.or(Some(self.now.boot))
-            } else {
-                None
-            };
-        }
+        self.o.note_pending(self.now.boot);
         let Decision { steps, .. } = decide(&self.o, self.now);
         assert_eq!(
             steps,
@@ -262,20 +254,7 @@ impl Sim {
                 _ => panic!("rules are for networks"),
             },
         };
-        let live = Live {
-            process,
-            order,
-            applied_at: None,
-            failure: None,
-            vanished: None,
-            note: String::new(),
-            leave: None,
-            heard_at: now,
-            counts: Counts::default(),
-            has_exited: false,
-            is_current: true,
-            longest_silence: Duration::ZERO,
-        };
+        let live = Live::new(process, order, now);
         self.o.live.insert(key.clone(), live);
     }
 

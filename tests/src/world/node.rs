@@ -282,9 +282,9 @@ impl Node {
             return Ok(false);
         };
         self.passes += 1;
-        let observed = agent.observe(clocks.boot, boot_id.clone(), &self.journal);
-        agent.note_pending(&observed, clocks.boot);
-        let observed = agent.observe(clocks.boot, boot_id, &self.journal);
+        let mut observed = agent.observe(clocks.boot, boot_id, &self.journal);
+        observed.note_pending(clocks.boot);
+        agent.reports.clone_from(&observed.reports);
         let Decision { steps, wake_at } = decide::decide(&observed, clocks);
         if decide::decide(&observed, clocks).steps != steps {
             return Err(Violation::new(now, "equal observations, different steps"));

@@ -6,7 +6,7 @@ use windtunnel_agent::decide::{Kill, Observed, Preparation, Step, node_refusal};
 use windtunnel_agent::kernel::netns::NetNsId;
 use windtunnel_agent::kernel::nft::Table;
 use windtunnel_agent::kernel::proc::ProcessId;
-use windtunnel_agent::model::{Counts, Ended, Entry, FORMAT, Key, NetworkEntry, Objects, State};
+use windtunnel_agent::model::{Ended, Entry, FORMAT, Key, NetworkEntry, Objects, State};
 use windtunnel_agent::supervisor::Live;
 use windtunnel_agent::wire::{NetworkTask, Order, Task};
 use windtunnel_crds::NodeInjection;
@@ -192,20 +192,7 @@ impl Node {
                     }),
                 },
             };
-            let live = Live {
-                process,
-                order,
-                applied_at: None,
-                failure: None,
-                vanished: None,
-                note: String::new(),
-                leave: None,
-                heard_at,
-                counts: Counts::default(),
-                has_exited: false,
-                is_current: true,
-                longest_silence: Duration::ZERO,
-            };
+            let live = Live::new(process, order, heard_at);
             agent.live.insert(key.clone(), live);
         }
         Ok(true)

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use windtunnel_agent::decide::{self, Kill, Observed, Preparation, Reported, is_report_pending};
+use windtunnel_agent::decide::{self, Kill, Observed, Preparation, Reported};
 use windtunnel_agent::model::{Entry, Key};
 use windtunnel_agent::supervisor::Live;
 use windtunnel_crds::{NodeInjection, NodeInjectionStatus};
@@ -136,17 +136,6 @@ impl Agent {
             reports: self.reports.clone(),
             node_addresses: Vec::new(),
             is_unclean: false,
-        }
-    }
-
-    pub(super) fn note_pending(&mut self, observed: &Observed, boot: Duration) {
-        for (uid, injection) in observed.injections.iter().flatten() {
-            let is_pending = is_report_pending(observed, uid, injection);
-            let reported = self.reports.entry(uid.clone()).or_default();
-            reported.pending_since = match (is_pending, reported.pending_since) {
-                (false, _) => None,
-                (true, since) => since.or(Some(boot)),
-            };
         }
     }
 }
