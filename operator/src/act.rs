@@ -11,6 +11,7 @@ use k8s_openapi::{
 use kube::{
     Api, Resource as _, ResourceExt as _,
     api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
+    core::Status,
     runtime::events::{Event, EventType},
 };
 use serde_json::{Value, json};
@@ -25,6 +26,7 @@ use windtunnel_crds::{
 use crate::{
     controller::Ctx,
     decide::{Action, Change, Kill, Notice},
+    error::is_gone,
     lease::may_write,
     metrics::Write,
 };
@@ -58,12 +60,18 @@ impl ActError {
     /// The decision was made on a state that is not true any more.
     #[must_use]
     pub(crate) fn is_stale(&self) -> bool {
+        self.answer()
+            .is_some_and(|s| s.is_conflict() || s.is_already_exists() || s.is_not_found())
+    }
+
+    /// The API server's refusal, if it is one.
+    fn answer(&self) -> Option<&Status> {
         match self {
             Self::Request {
                 source: kube::Error::Api(status),
                 ..
-            } => status.is_conflict() || status.is_already_exists() || status.is_not_found(),
-            _ => false,
+            } => Some(status),
+            _ => None,
         }
     }
 }
@@ -144,7 +152,10 @@ async fn perform(ctx: &Ctx, experiment: &ChaosExperiment, action: Action) -> Res
                 ..DeleteParams::default()
             };
             let api = injections(ctx);
-            gone_is_fine(request(ctx, "delete a node injection", api.delete(&name, &params)).await)
+            fine_if(
+                is_gone,
+                request(ctx, "delete a node injection", api.delete(&name, &params)).await,
+            )
         }
         Action::Kill(kill) => remove_pod(ctx, kill).await,
         Action::DeleteExperiment => {
@@ -153,7 +164,10 @@ async fn perform(ctx: &Ctx, experiment: &ChaosExperiment, action: Action) -> Res
                 ..DeleteParams::default()
             };
             let (api, name) = (experiments(ctx, experiment), experiment.name_any());
-            gone_is_fine(request(ctx, "delete the experiment", api.delete(&name, &params)).await)
+            fine_if(
+                is_gone,
+                request(ctx, "delete the experiment", api.delete(&name, &params)).await,
+            )
         }
         Action::Notify(notice) => {
             notify(ctx, experiment, notice).await;
@@ -210,13 +224,13 @@ fn with_uid(uid: Option<String>) -> Preconditions {
     }
 }
 
-/// Gone already, or replaced by something of the same name, is what was wanted.
-fn gone_is_fine<T>(result: Result<T, ActError>) -> Result<(), ActError> {
+/// Some refusals say that what was wanted is so already.
+fn fine_if<T>(
+    is_fine: impl Fn(&Status) -> bool,
+    result: Result<T, ActError>,
+) -> Result<(), ActError> {
     match result {
-        Err(ActError::Request {
-            source: kube::Error::Api(status),
-            ..
-        }) if status.is_not_found() || status.is_conflict() => Ok(()),
+        Err(error) if error.answer().is_some_and(is_fine) => Ok(()),
         other => other.map(drop),
     }
 }
@@ -280,25 +294,14 @@ async fn patch_injection(
         ..PatchParams::default()
     };
     let api = injections(ctx);
-    gone_or(
-        request(
-            ctx,
-            "change a node injection",
-            api.patch(name, &params, &Patch::Merge(&patch)),
-        )
-        .await,
+    let patched = request(
+        ctx,
+        "change a node injection",
+        api.patch(name, &params, &Patch::Merge(&patch)),
     )
-}
-
-/// A node injection that is gone has nothing left to be told.
-fn gone_or<T>(result: Result<T, ActError>) -> Result<(), ActError> {
-    match result {
-        Err(ActError::Request {
-            source: kube::Error::Api(status),
-            ..
-        }) if status.is_not_found() => Ok(()),
-        other => other.map(drop),
-    }
+    .await;
+    // One that is gone has nothing left to be told.
+    fine_if(Status::is_not_found, patched)
 }
 
 async fn remove_pod(ctx: &Ctx, kill: Kill) -> Result<(), ActError> {
@@ -317,7 +320,10 @@ async fn remove_pod(ctx: &Ctx, kill: Kill) -> Result<(), ActError> {
                 preconditions: Some(with_uid(Some(uid))),
                 ..DeleteParams::default()
             };
-            gone_is_fine(request(ctx, "delete a pod", api.delete(&name, &params)).await)
+            fine_if(
+                is_gone,
+                request(ctx, "delete a pod", api.delete(&name, &params)).await,
+            )
         }
         KillMethod::Evict => {
             let eviction = Eviction {
@@ -347,17 +353,14 @@ async fn evict(ctx: &Ctx, api: &Api<Pod>, name: &str, eviction: &Eviction) -> Re
     let params = PostParams::default();
     let call = api.create_subresource::<Eviction, Value>("eviction", name, &params, eviction);
     match request(ctx, "evict a pod", call).await {
-        Err(ActError::Request {
-            source: kube::Error::Api(status),
-            ..
-        }) if status.code == 429 => {
+        Err(error) if error.answer().is_some_and(|s| s.code == 429) => {
             tracing::debug!(
                 pod = name,
                 "a disruption budget forbids the eviction for now"
             );
             Ok(())
         }
-        result => gone_is_fine(result),
+        result => fine_if(is_gone, result),
     }
 }
 

@@ -10,7 +10,6 @@ use jiff::{SignedDuration, Timestamp};
 use windtunnel_crds::{
     ChaosExperiment, ChaosExperimentStatus, NodeInjection,
     injection::{NodeContainer, NodeFault},
-    residue::Residue,
 };
 
 use crate::{
@@ -111,8 +110,6 @@ pub struct Agent {
     pub matched: BTreeMap<(String, String), i64>,
     /// What faults on containers were measured to do, by experiment uid and fault.
     pub effects: BTreeMap<(String, String), BTreeMap<String, i64>>,
-    /// What it found of ended faults after their reports' objects were gone.
-    pub residue: Vec<Residue>,
 }
 
 impl Agent {

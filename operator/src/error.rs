@@ -1,5 +1,6 @@
 //! What can go wrong in a pass, by phase.
 
+use kube::core::Status;
 use thiserror::Error;
 
 /// A pass over an experiment failed; it will be tried again.
@@ -19,5 +20,22 @@ impl Error {
     #[must_use]
     pub(crate) fn is_stale(&self) -> bool {
         matches!(self, Self::Act(error) if error.is_stale())
+    }
+}
+
+/// What a deletion wants is so already: gone, or replaced by something of the same name.
+#[must_use]
+pub(crate) fn is_gone(status: &Status) -> bool {
+    status.is_not_found() || status.is_conflict()
+}
+
+/// An answer to a deletion.
+///
+/// # Errors
+/// Where it [`is_gone`] not.
+pub(crate) fn gone_is_fine<T>(result: Result<T, kube::Error>) -> Result<(), kube::Error> {
+    match result {
+        Err(kube::Error::Api(status)) if is_gone(&status) => Ok(()),
+        other => other.map(drop),
     }
 }

@@ -109,7 +109,6 @@ impl Tracker {
                     .into_iter()
                     .map(|c| ((c.experiment_uid, c.fault), c.matched_packets))
                     .collect(),
-                residue: status.residue,
             }
         };
         self.lock()

@@ -10,7 +10,7 @@ use kube::{
 };
 use windtunnel_crds::{ChaosExperiment, NodeAgent, NodeInjection};
 
-use crate::controller::Ctx;
+use crate::{controller::Ctx, error::gone_is_fine};
 
 /// Deletes what belongs to nobody; `misses` is kept between calls.
 ///
@@ -52,7 +52,7 @@ async fn sweep_injections(ctx: &Ctx) -> Result<(), kube::Error> {
             }),
             ..DeleteParams::default()
         };
-        ignore_gone(api.delete(&name, &params).await.map(drop))?;
+        gone_is_fine(api.delete(&name, &params).await)?;
     }
     Ok(())
 }
@@ -68,16 +68,9 @@ async fn sweep_agents(ctx: &Ctx, misses: &mut BTreeMap<String, u32>) -> Result<(
             node = agent,
             "deleting the agent's object of a node that is gone"
         );
-        ignore_gone(api.delete(&agent, &DeleteParams::default()).await.map(drop))?;
+        gone_is_fine(api.delete(&agent, &DeleteParams::default()).await)?;
     }
     Ok(())
-}
-
-fn ignore_gone(result: Result<(), kube::Error>) -> Result<(), kube::Error> {
-    match result {
-        Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
-        other => other,
-    }
 }
 
 /// The node injections that belong to no existing experiment, by name and uid. `experiments`:

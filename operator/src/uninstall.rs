@@ -11,6 +11,8 @@ use serde_json::json;
 use tokio::time::{Instant, sleep};
 use windtunnel_crds::{ChaosExperiment, NodeInjection, names::FINALIZER};
 
+use crate::error::gone_is_fine;
+
 /// Between two looks.
 const POLL: Duration = Duration::from_millis(500);
 /// What the operator itself may take beyond the agents' grace.
@@ -36,12 +38,8 @@ pub async fn uninstall(client: Client, namespace: &str, wait: Duration) -> Resul
     release_all(&client).await?;
     let injections: Api<NodeInjection> = Api::namespaced(client, namespace);
     for injection in injections.list(&ListParams::default()).await? {
-        gone_is_fine(
-            injections
-                .delete(&injection.name_any(), &DeleteParams::default())
-                .await
-                .map(drop),
-        )?;
+        let name = injection.name_any();
+        gone_is_fine(injections.delete(&name, &DeleteParams::default()).await)?;
     }
     Ok(())
 }
@@ -95,12 +93,5 @@ async fn patch(
             &Patch::Merge(change),
         )
         .await;
-    gone_is_fine(patched.map(drop))
-}
-
-fn gone_is_fine(result: Result<(), kube::Error>) -> Result<(), kube::Error> {
-    match result {
-        Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
-        other => other,
-    }
+    gone_is_fine(patched)
 }

@@ -24,7 +24,6 @@ pub(crate) fn agent() -> Agent {
         version: "0.1.0".to_owned(),
         matched: BTreeMap::new(),
         effects: BTreeMap::new(),
-        residue: Vec::new(),
     }
 }
 

@@ -216,7 +216,6 @@ fn observe(now: Duration, api: &Api, experiment: ChaosExperiment) -> Observed {
         version: "0.1.0".to_owned(),
         matched: BTreeMap::new(),
         effects: BTreeMap::new(),
-        residue: Vec::new(),
     };
     Observed {
         experiment,
