@@ -88,6 +88,12 @@ pub struct Args {
 }
 
 impl Args {
+    /// Namespace and name of the cluster's DNS Service.
+    pub(crate) fn cluster_dns(&self) -> (String, String) {
+        let (namespace, name) = self.cluster_dns.split_once('/').unwrap_or_default();
+        (namespace.to_owned(), name.to_owned())
+    }
+
     /// What the installation allows and wants.
     #[must_use]
     pub fn policy(&self) -> Policy {

@@ -214,10 +214,7 @@ pub async fn run_with(
     let ctx = Arc::new(Ctx {
         client: client.clone(),
         policy: args.policy(),
-        cluster_dns: args
-            .cluster_dns
-            .split_once('/')
-            .map_or_else(Default::default, |(ns, n)| (ns.to_owned(), n.to_owned())),
+        cluster_dns: args.cluster_dns(),
         injections: reader,
         fleet: Tracker::default(),
         directories: Directories::new(client.clone(), triggers.clone()),

@@ -87,10 +87,19 @@ impl Cluster {
     /// When it is running but not ready, or does not come up.
     pub fn attach_or_start() -> Result<Self> {
         let name = std::env::var("WINDTUNNEL_LAB_NAME").unwrap_or_else(|_| "default".into());
-        match Self::find(&name)? {
-            Some(_) => Self::attach(&name),
+        Self::attach_or_start_named(&name)
+    }
+
+    /// The running cluster of a name; if it is not running, a new one, which ends with the returned
+    /// value.
+    ///
+    /// # Errors
+    /// When it is running but not ready, or does not come up.
+    pub fn attach_or_start_named(name: &str) -> Result<Self> {
+        match Self::find(name)? {
+            Some(_) => Self::attach(name),
             None => Self::start(&Options {
-                name,
+                name: name.to_owned(),
                 ..Options::default()
             }),
         }

@@ -33,6 +33,11 @@ pub fn until<T>(
     }
 }
 
+/// Lets time pass until a moment, where time itself is what is waited for.
+pub fn reach(moment: Instant) {
+    thread::sleep(moment.saturating_duration_since(Instant::now()));
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

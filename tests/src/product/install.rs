@@ -145,6 +145,23 @@ impl<'a> Installation<'a> {
         Ok(running.then_some(holder))
     }
 
+    /// Deletes one of its pods by force: its containers are killed at once.
+    ///
+    /// # Errors
+    /// When that is refused.
+    pub fn remove(&self, pod: &str) -> Result<()> {
+        let arguments = [
+            "delete",
+            "pod",
+            pod,
+            "--namespace",
+            NAMESPACE,
+            "--force",
+            "--grace-period=0",
+        ];
+        success(&self.cluster.kubectl(&arguments)?).map(drop)
+    }
+
     /// The pods of a component: `operator` or `agent`.
     ///
     /// # Errors

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use windtunnel_tests::cluster::poll::until;
+use windtunnel_tests::cluster::poll::{reach, until};
 use windtunnel_tests::product::{Beacon, Flight};
 
 use super::stage::{ECHO, Pod, Stage, at};
@@ -42,12 +42,7 @@ impl Lamp {
     /// Waits until nothing is answered any more.
     pub(crate) fn goes_out(&self, since: Instant, bound: Duration) -> Result<Instant> {
         until("an echo that falls silent", bound + LOST, || {
-            let flights = self.beacon.since(since);
-            let old = &flights[..flights.partition_point(|f| f.left.elapsed() > LOST)];
-            let row = old
-                .windows(ROW)
-                .position(|row| row.iter().all(|f| f.back.is_none()));
-            Ok(row.map(|at| old[at].left))
+            Ok(self.dark(since).0)
         })
     }
 
@@ -95,9 +90,7 @@ impl Lamp {
     pub(crate) fn was_lit(&self, since: Instant) -> Result<()> {
         // Answers that are late are still on their way, those of a fault never come.
         let settled = Instant::now();
-        until("what was sent last", LOST * 2, || {
-            Ok((settled.elapsed() > LOST).then_some(()))
-        })?;
+        reach(settled + LOST);
         let flights = self.beacon.since(since);
         let sent: Vec<&Flight> = flights.iter().take_while(|f| f.left < settled).collect();
         let dark = sent
@@ -114,10 +107,7 @@ impl Lamp {
 
     /// Waits for a moment, then fails if the echo was silent since another one.
     pub(crate) fn stays_lit(&self, since: Instant, moment: Instant) -> Result<()> {
-        let left = moment.saturating_duration_since(Instant::now());
-        until("the end of the window", left + LOST, || {
-            Ok((Instant::now() >= moment).then_some(()))
-        })?;
+        reach(moment);
         self.was_lit(since)
     }
 }

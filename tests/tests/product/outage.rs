@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use windtunnel_tests::cluster::poll::until;
+use windtunnel_tests::cluster::poll::{reach, until};
 use windtunnel_tests::cluster::{Action, Signal};
 use windtunnel_tests::product::{NAMESPACE, Run};
 
@@ -89,11 +89,8 @@ fn a_short_outage_of_the_api_server_reverts_nothing(stage: &Stage) -> Result<()>
     let dark = Instant::now();
     let server = stage.cluster.component("apiserver");
     server.act(Action::Pause)?;
-    let waited = until("twenty seconds", Duration::from_secs(30), || {
-        Ok((dark.elapsed() > Duration::from_secs(20)).then_some(()))
-    });
+    reach(dark + Duration::from_secs(20));
     server.act(Action::Resume)?;
-    waited?;
     until("a status that can be read", SOON, || {
         Ok(run.status().ok().map(drop))
     })?;

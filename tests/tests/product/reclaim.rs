@@ -7,10 +7,10 @@ use anyhow::{Result, ensure};
 use serde_json::Value;
 use windtunnel_tests::cluster::Signal;
 use windtunnel_tests::cluster::poll::until;
-use windtunnel_tests::product::{NAMESPACE, Run};
+use windtunnel_tests::product::Run;
 
 use super::scene::{SOON, Scene, Stopped, agent_is_ready, restarts};
-use super::stage::{Stage, Test, kubectl};
+use super::stage::{Stage, Test};
 use super::traces;
 
 /// What the kernel owns ends with its owner: no timer is in it, so the bound is patience.
@@ -147,21 +147,7 @@ fn a_removed_agent_takes_its_faults_along(stage: &Stage) -> Result<()> {
         reason: "AgentRestarted",
         reclaimed_by: &["Kernel", "Journal"],
     };
-    interrupted(&scene, &expected, |_| {
-        kubectl(
-            stage,
-            &[
-                "delete",
-                "pod",
-                &pod,
-                "--namespace",
-                NAMESPACE,
-                "--force",
-                "--grace-period=0",
-            ],
-        )
-        .map(drop)
-    })?;
+    interrupted(&scene, &expected, |_| stage.windtunnel.remove(&pod))?;
     agent_is_ready(stage, "node1")
 }
 

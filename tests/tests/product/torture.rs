@@ -7,12 +7,12 @@ use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use windtunnel_tests::cluster::poll::until;
+use windtunnel_tests::cluster::poll::{reach, until};
 use windtunnel_tests::cluster::{Action, Signal};
-use windtunnel_tests::product::{NAMESPACE, Run};
+use windtunnel_tests::product::Run;
 
 use super::scene::{SOON, Scene, Stopped, agent_is_ready};
-use super::stage::{Stage, Test, kubectl};
+use super::stage::{Stage, Test};
 
 pub(crate) const ROUGH: &[Test] = &[("torture_leaves_nothing", torture_leaves_nothing)];
 
@@ -171,26 +171,14 @@ fn kill_agent(scene: &Scene<'_>) -> Result<()> {
 
 fn stop_agent(scene: &Scene<'_>) -> Result<()> {
     let still = Stopped::agent(scene.space.stage, &scene.echo.node)?;
-    pass(AWAY)?;
+    reach(Instant::now() + AWAY);
     still.resume()
 }
 
 fn delete_agent(scene: &Scene<'_>) -> Result<()> {
     let stage = scene.space.stage;
     let pod = stage.windtunnel.agent_on(&scene.echo.node)?;
-    kubectl(
-        stage,
-        &[
-            "delete",
-            "pod",
-            &pod,
-            "--namespace",
-            NAMESPACE,
-            "--force",
-            "--grace-period=0",
-        ],
-    )
-    .map(drop)
+    stage.windtunnel.remove(&pod)
 }
 
 fn kill_leader(scene: &Scene<'_>) -> Result<()> {
@@ -198,26 +186,14 @@ fn kill_leader(scene: &Scene<'_>) -> Result<()> {
     let Some(leader) = stage.windtunnel.leader()? else {
         return Ok(());
     };
-    kubectl(
-        stage,
-        &[
-            "delete",
-            "pod",
-            &leader,
-            "--namespace",
-            NAMESPACE,
-            "--force",
-            "--grace-period=0",
-        ],
-    )
-    .map(drop)
+    stage.windtunnel.remove(&leader)
 }
 
 /// A part of the control plane is away, and everybody is let in again.
 fn component(scene: &Scene<'_>, name: &'static str, away: Action, back: Action) -> Result<()> {
     let stage = scene.space.stage;
     stage.cluster.component(name).act(away)?;
-    pass(AWAY)?;
+    reach(Instant::now() + AWAY);
     stage.cluster.component(name).act(back)?;
     until("an API server that answers", SOON * 2, || {
         Ok(stage.cluster.get(&["namespace", "default"]).ok().map(drop))
@@ -227,7 +203,7 @@ fn component(scene: &Scene<'_>, name: &'static str, away: Action, back: Action) 
 fn cut(scene: &Scene<'_>) -> Result<()> {
     let node = scene.space.stage.cluster.node(&scene.echo.node)?;
     node.cut()?;
-    pass(AWAY)?;
+    reach(Instant::now() + AWAY);
     node.heal()
 }
 
@@ -235,14 +211,6 @@ fn service(scene: &Scene<'_>, name: &'static str) -> Result<()> {
     let node = scene.space.stage.cluster.node(&scene.echo.node)?;
     node.service(name).act(Action::Kill)?;
     node.service(name).act(Action::Start)
-}
-
-/// Waits for a time that is itself what is tested.
-fn pass(time: Duration) -> Result<()> {
-    let start = Instant::now();
-    until("a time to pass", time * 2, || {
-        Ok((start.elapsed() >= time).then_some(()))
-    })
 }
 
 /// Numbers of chance from a seed (splitmix64).

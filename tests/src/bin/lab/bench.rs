@@ -6,7 +6,7 @@ mod speed;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use windtunnel_tests::cluster::{Cluster, Options, launch};
+use windtunnel_tests::cluster::Cluster;
 use windtunnel_tests::product::{Installation, Profile};
 
 use crate::print;
@@ -23,16 +23,7 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(name: &str, arguments: &Arguments) -> Result<()> {
-    let cluster = match Cluster::find(name)? {
-        Some(_) => Cluster::attach(name)?,
-        None => launch(
-            &Options {
-                name: name.to_owned(),
-                ..Options::default()
-            },
-            |_| {},
-        )?,
-    };
+    let cluster = Cluster::attach_or_start_named(name)?;
     let profile = if arguments.dev {
         Profile::Dev
     } else {

@@ -63,17 +63,7 @@ impl Node {
                 self.write(now, &key, |entry| entry.window = Some(window))
             }
             Step::Inject { key, table } => self.inject(now, &key, table),
-            Step::Await { key } => {
-                let since = self.clocks(now).boot;
-                let is_written = self.write(now, &key, |entry| {
-                    entry.injected_before = entry.injected_at();
-                    entry.state = State::Waiting { since };
-                })?;
-                if let Some(agent) = self.agent.as_mut().filter(|_| is_written) {
-                    agent.live.remove(&key);
-                }
-                Ok(is_written)
-            }
+            Step::Await { key } => self.wait_for_container(now, &key),
             Step::Follow { key, id } => self.write(now, &key, |entry| {
                 if let Objects::Container(container) = &mut entry.objects {
                     container.id = id;
@@ -120,6 +110,18 @@ impl Node {
                 Ok(true)
             }
         }
+    }
+
+    fn wait_for_container(&mut self, now: Duration, key: &Key) -> Result<bool, Died> {
+        let since = self.clocks(now).boot;
+        let is_written = self.write(now, key, |entry| {
+            entry.injected_before = entry.injected_at();
+            entry.state = State::Waiting { since };
+        })?;
+        if let Some(agent) = self.agent.as_mut().filter(|_| is_written) {
+            agent.live.remove(key);
+        }
+        Ok(is_written)
     }
 
     fn kill(&mut self, key: Key, why: Kill) {
@@ -326,7 +328,6 @@ fn told(fault: &NodeFault, target: &NodeTarget, state: TargetState, reason: &str
         pod_uid: target.pod_uid.clone(),
         state,
         reason: reason.to_owned(),
-        message: String::new(),
         ..TargetStatus::default()
     }
 }
