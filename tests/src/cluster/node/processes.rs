@@ -26,7 +26,10 @@ pub(crate) fn matching(pattern: &str) -> Result<Vec<i32>> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::cluster::poll::until;
 
     #[test]
     fn finds_a_program_by_its_arguments() {
@@ -35,9 +38,13 @@ mod tests {
             .arg(&seconds)
             .spawn()
             .unwrap();
-        let found = matching(&format!("sleep {seconds}")).unwrap();
+        // It may be seen between its exec and the moment its arguments are in place.
+        let found = until("a program", Duration::from_secs(5), || {
+            let found = matching(&format!("sleep {seconds}"))?;
+            Ok((!found.is_empty()).then_some(found))
+        });
         child.kill().unwrap();
         child.wait().unwrap();
-        assert_eq!(found, [i32::try_from(child.id()).unwrap()]);
+        assert_eq!(found.unwrap(), [i32::try_from(child.id()).unwrap()]);
     }
 }
