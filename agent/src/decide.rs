@@ -24,6 +24,8 @@ mod report;
 #[cfg(test)]
 mod restarts;
 #[cfg(test)]
+mod testing;
+#[cfg(test)]
 mod tests;
 
 /// How late after the start of a run a node may learn of it and still inject.

@@ -23,6 +23,8 @@ mod draw;
 mod ending;
 mod guard;
 mod kill;
+#[cfg(test)]
+mod kill_tests;
 mod needs;
 mod notices;
 mod phase;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use windtunnel_crds::injection::{InjectionPhase, TargetState};
 
-use super::tests::Sim;
+use super::testing::Sim;
 use crate::{supervisor::Leave, testing::on_containers};
 
 /// In place on the container of one pod.

@@ -56,6 +56,30 @@ pub(crate) fn target(app: &str) -> Target {
     }
 }
 
+/// Half of the pods are killed after ten seconds.
+pub(crate) const KILL_HALF: &str = "
+duration: 1m
+faults:
+- name: half
+  startAfter: 10s
+  target: {selector: {matchLabels: {app: orders}}, percent: 50}
+  podKill: {gracePeriod: 1s}
+";
+
+pub(crate) fn pods(count: usize) -> Vec<Candidate> {
+    (0..count)
+        .map(|i| candidate(&format!("p{i}"), ["node1", "node2"][i % 2]))
+        .collect()
+}
+
+pub(crate) fn seconds(seconds: i64) -> SignedDuration {
+    SignedDuration::from_secs(seconds)
+}
+
+pub(crate) fn is(status: &str, reason: &str) -> (String, String) {
+    (status.to_owned(), reason.to_owned())
+}
+
 /// One experiment with what the API server would hold of it: decisions are applied to it as they
 /// would be there, reports of agents are put in by the test.
 pub(crate) struct Sim {

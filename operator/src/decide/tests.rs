@@ -4,14 +4,13 @@ use jiff::SignedDuration;
 use windtunnel_crds::{
     conditions::ConditionType as C,
     injection::{InjectionPhase as I, TargetState as T},
-    status::{FaultPhase, Phase},
+    status::Phase,
 };
 
 use super::{
     decide,
-    testing::{Sim, candidate},
+    testing::{KILL_HALF, Sim, is, pods, seconds},
 };
-use crate::cluster::Candidate;
 
 const DELAY: &str = "
 duration: 1m
@@ -21,25 +20,6 @@ faults:
   network: {delay: {latency: 100ms}}
 ";
 
-const KILL_HALF: &str = "
-duration: 1m
-faults:
-- name: half
-  startAfter: 10s
-  target: {selector: {matchLabels: {app: orders}}, percent: 50}
-  podKill: {gracePeriod: 1s}
-";
-
-fn pods(count: usize) -> Vec<Candidate> {
-    (0..count)
-        .map(|i| candidate(&format!("p{i}"), ["node1", "node2"][i % 2]))
-        .collect()
-}
-
-fn seconds(seconds: i64) -> SignedDuration {
-    SignedDuration::from_secs(seconds)
-}
-
 /// A delay on two pods of two nodes, in place.
 fn running() -> Sim {
     let mut sim = Sim::new(DELAY, pods(2));
@@ -48,10 +28,6 @@ fn running() -> Sim {
     sim.advance(seconds(1));
     sim.all(I::Running, T::Injected);
     sim
-}
-
-fn is(status: &str, reason: &str) -> (String, String) {
-    (status.to_owned(), reason.to_owned())
 }
 
 #[test]
@@ -315,74 +291,6 @@ fn a_deletion_does_not_wait_for_a_silent_node_longer_than_the_bound() {
             .any(|n| n.note.contains("did not report"))
     );
     assert!(sim.observed.injections.is_empty(), "absent means revert");
-}
-
-#[test]
-fn a_kill_is_drawn_when_due_written_down_first_and_ends_when_all_are_gone() {
-    let mut sim = Sim::new(KILL_HALF, pods(5));
-    sim.settle();
-    assert_eq!(sim.phase(), Phase::Running, "no node has to prepare");
-    assert!(sim.fault("half").draw.is_empty());
-    sim.advance(seconds(9));
-    sim.settle();
-    assert!(sim.kills.is_empty());
-    sim.advance(seconds(1));
-    sim.pass();
-    let drawn = sim.fault("half").draw;
-    assert_eq!(drawn.len(), 3);
-    assert_eq!(sim.kills.len(), 3);
-    assert!(
-        sim.kills
-            .iter()
-            .all(|k| k.grace_period_seconds == Some(1) && drawn.iter().any(|p| p.uid == k.uid))
-    );
-    sim.settle();
-    assert_eq!(sim.kills.len(), 3, "what is leaving is not asked again");
-    assert_eq!(sim.condition(C::Injected), is("True", "ReadBack"));
-    for pod in &drawn {
-        sim.remove_pod(&pod.name);
-    }
-    sim.settle();
-    assert_eq!(sim.phase(), Phase::Completed);
-    assert_eq!(sim.fault("half").phase, FaultPhase::Ended);
-    assert_eq!(sim.condition(C::Clean), is("True", "NothingToUndo"));
-}
-
-#[test]
-fn a_new_leader_kills_nobody_that_was_not_drawn() {
-    let mut sim = Sim::new(KILL_HALF, pods(5));
-    sim.settle();
-    sim.advance(seconds(10));
-    sim.pass();
-    let drawn = sim.fault("half").draw;
-    // One was deleted, then the leader died; its replacement has come up meanwhile.
-    sim.kills.truncate(1);
-    let dead = sim.kills[0].name.clone();
-    sim.remove_pod(&dead);
-    sim.kills.clear();
-    sim.settle();
-    assert_eq!(sim.kills.len(), 2);
-    assert!(
-        sim.kills
-            .iter()
-            .all(|k| drawn.iter().any(|p| p.uid == k.uid) && k.name != dead)
-    );
-}
-
-#[test]
-fn pods_that_do_not_go_fail_the_kill_at_the_deadline() {
-    let mut sim = Sim::new(KILL_HALF, pods(2));
-    sim.settle();
-    sim.advance(seconds(10));
-    sim.settle();
-    sim.advance(seconds(50));
-    sim.settle();
-    assert_eq!(sim.phase(), Phase::Failed);
-    assert!(
-        sim.fault("half").message.contains("not removed"),
-        "{}",
-        sim.fault("half").message
-    );
 }
 
 #[test]

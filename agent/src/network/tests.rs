@@ -1,0 +1,169 @@
+//! Rules, detours and queues of network faults, as they are asked for.
+
+use windtunnel_crds::{
+    injection::AddressRange,
+    units::{GoDuration, Percent},
+};
+
+use super::*;
+use crate::testing::{all_traffic, key};
+
+fn to(nets: &[&str], ports: &[(u16, Protocol)]) -> NodeNetworkFault {
+    let ports = ports.iter().map(|(port, protocol)| peers::PortRange {
+        port: *port,
+        end_port: None,
+        protocol: *protocol,
+    });
+    NodeNetworkFault {
+        peers: Some(vec![PeerGroup {
+            addresses: Some(
+                nets.iter()
+                    .map(|n| AddressRange(n.parse().unwrap()))
+                    .collect(),
+            ),
+            ports: ports.collect(),
+        }]),
+        ..all_traffic()
+    }
+}
+
+#[test]
+fn faults_compete_where_a_packet_could_be_meant_by_both() {
+    let (a, b) = (to(&["10.0.0.0/8"], &[]), to(&["10.1.2.3/32"], &[]));
+    assert!(compete(&a, &b));
+    assert!(compete(&a, &all_traffic()));
+    assert!(!compete(&a, &to(&["fd00::/8", "192.0.2.1/32"], &[])));
+    assert!(!compete(
+        &a,
+        &NodeNetworkFault {
+            direction: Way::Ingress,
+            ..b.clone()
+        }
+    ));
+    assert!(compete(
+        &a,
+        &NodeNetworkFault {
+            direction: Way::Both,
+            ..b
+        }
+    ));
+    let (web, dns) = (
+        to(&["10.0.0.0/8"], &[(80, Protocol::Tcp)]),
+        to(&["10.0.0.0/8"], &[(53, Protocol::Udp)]),
+    );
+    assert!(!compete(&web, &dns));
+    assert!(!compete(&web, &to(&["10.0.0.0/8"], &[(81, Protocol::Tcp)])));
+    assert!(!compete(&web, &to(&["10.0.0.0/8"], &[(80, Protocol::Udp)])));
+    assert!(compete(&web, &all_traffic()));
+    assert!(
+        !compete(&to(&[], &[]), &all_traffic()),
+        "nobody's packets are nobody's loss"
+    );
+}
+
+#[test]
+fn limits_hold_what_the_delay_holds_back() {
+    let delay = |ms| Impairment {
+        delay: Some(network::Delay {
+            latency: GoDuration::from_millis(ms),
+            jitter: None,
+            correlation: None,
+            distribution: None,
+        }),
+        ..Impairment::default()
+    };
+    for (millis, limit) in [(10, 1_000), (1_500, 15_000), (60_000, 100_000)] {
+        assert_eq!(netem(&delay(millis)).limit, limit, "{millis} ms");
+    }
+    assert_eq!(netem(&Impairment::default()).limit, 1_000);
+}
+
+#[test]
+fn ports_of_each_protocol_get_rules_of_their_own() {
+    let fault = to(
+        &["10.0.0.1/32"],
+        &[
+            (80, Protocol::Tcp),
+            (53, Protocol::Udp),
+            (53, Protocol::Tcp),
+        ],
+    );
+    let selections = selected(&fault);
+    let seen: Vec<_> = selections
+        .iter()
+        .map(|s| (s.protocols.clone(), s.remote_ports.len()))
+        .collect();
+    assert_eq!(seen, [(vec![Transport::Tcp], 2), (vec![Transport::Udp], 1)]);
+    let local = NodeNetworkFault {
+        local_ports: vec![peers::PortRange {
+            port: 8080,
+            end_port: None,
+            protocol: Protocol::Tcp,
+        }],
+        ..fault
+    };
+    assert_eq!(
+        selected(&local).len(),
+        1,
+        "the target's own port is TCP only"
+    );
+}
+
+#[test]
+fn names_fit_and_differ_by_link_and_direction() {
+    let names = [
+        ifb_name(&key("a"), "eth0", Direction::Egress),
+        ifb_name(&key("a"), "eth0", Direction::Ingress),
+        ifb_name(&key("a"), "eth1", Direction::Egress),
+        ifb_name(&key("b"), "eth0", Direction::Egress),
+    ];
+    for (i, name) in names.iter().enumerate() {
+        assert_eq!(name.len(), 15);
+        assert!(!names[i + 1..].contains(name));
+    }
+}
+
+#[test]
+fn a_loss_keeps_its_share_whatever_its_correlation() {
+    let random = |percent| {
+        Loss::Random(Chance {
+            percent,
+            correlation: 0.0,
+        })
+    };
+    let chain = |to_bad, to_good| Loss::GilbertElliott {
+        to_bad,
+        to_good,
+        loss_in_bad: 100.0,
+        loss_in_good: 0.0,
+    };
+    for (percent, correlation, wanted) in [
+        (20.0, None, random(20.0)),
+        (20.0, Some(0.0), random(20.0)),
+        (100.0, Some(50.0), random(100.0)),
+        (20.0, Some(50.0), chain(10.0, 40.0)),
+        (50.0, Some(100.0), chain(0.05, 0.05)),
+    ] {
+        let loss = network::Loss {
+            percent: Some(Percent::new(percent).unwrap()),
+            correlation: correlation.map(|c| Percent::new(c).unwrap()),
+            gilbert_elliott: None,
+        };
+        let (found, case) = (as_loss(&loss), format!("{percent} %, {correlation:?}"));
+        match (&found, &wanted) {
+            (
+                Loss::GilbertElliott {
+                    to_bad: a,
+                    to_good: b,
+                    ..
+                },
+                Loss::GilbertElliott {
+                    to_bad: x,
+                    to_good: y,
+                    ..
+                },
+            ) => assert!((a - x).abs() + (b - y).abs() < 1e-9, "{case}: {found:?}"),
+            _ => assert_eq!(found, wanted, "{case}"),
+        }
+    }
+}
