@@ -9,6 +9,7 @@ use crate::{
     container::{ContainerKill, ContainerPause},
     io::IoFault,
     network::NetworkFault,
+    only,
     stress::CpuFault,
     units::{GoDuration, Percent, at_most, positive},
 };
@@ -118,18 +119,14 @@ impl Fault {
     /// The fault's kind; `None` where not exactly one is set, which the CRD refuses.
     #[must_use]
     pub fn kind(&self) -> Option<Kind<'_>> {
-        let mut set = [
+        only([
             self.network.as_ref().map(Kind::Network),
             self.pod_kill.as_ref().map(Kind::PodKill),
             self.cpu.as_ref().map(Kind::Cpu),
             self.io.as_ref().map(Kind::Io),
             self.container_kill.as_ref().map(Kind::ContainerKill),
             self.container_pause.as_ref().map(Kind::ContainerPause),
-        ]
-        .into_iter()
-        .flatten();
-        let kind = set.next();
-        kind.filter(|_| set.next().is_none())
+        ])
     }
 }
 

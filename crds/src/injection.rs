@@ -13,6 +13,7 @@ use crate::{
     container::{ContainerKill, ContainerPause},
     io::IoFault,
     network::{Bandwidth, Chance, Delay, Direction, Loss, NetworkFault, Reorder, Spare},
+    only,
     peers::PortRange,
     residue::{ReclaimedBy, Residue},
     stress::CpuFault,
@@ -173,7 +174,7 @@ impl NodeFault {
     /// What it does; `None` where not exactly one kind that is known here is set.
     #[must_use]
     pub fn kind(&self) -> Option<NodeKind<'_>> {
-        let mut set = [
+        only([
             self.network.as_ref().map(NodeKind::Network),
             self.cpu
                 .as_ref()
@@ -187,11 +188,7 @@ impl NodeFault {
             self.container_pause
                 .as_ref()
                 .map(|f| NodeKind::Container(ContainerKind::Pause(f))),
-        ]
-        .into_iter()
-        .flatten();
-        let kind = set.next();
-        kind.filter(|_| set.next().is_none())
+        ])
     }
 }
 

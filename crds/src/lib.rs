@@ -40,6 +40,13 @@ pub use injection::{NodeInjection, NodeInjectionSpec, NodeInjectionStatus};
 pub use node_agent::{NodeAgent, NodeAgentSpec, NodeAgentStatus};
 pub use status::ChaosExperimentStatus;
 
+/// The one that is set, where exactly one is.
+fn only<T>(options: impl IntoIterator<Item = Option<T>>) -> Option<T> {
+    let mut set = options.into_iter().flatten();
+    let first = set.next();
+    first.filter(|_| set.next().is_none())
+}
+
 /// The definitions of all custom resources, as installed by the chart.
 #[must_use]
 pub fn definitions() -> Vec<CustomResourceDefinition> {

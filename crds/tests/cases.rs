@@ -4,41 +4,22 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on ends")]
 
 use kube_cel::Validator;
-use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
+use table::Case;
 use windtunnel_crds::{ChaosExperiment, definitions, units::GoDuration};
 
-#[derive(Deserialize)]
-struct Table {
-    base: Map<String, Value>,
-    cases: Vec<Case>,
-}
-
-#[derive(Deserialize)]
-struct Case {
-    name: String,
-    #[serde(default)]
-    error: Vec<String>,
-    #[serde(flatten)]
-    patch: Map<String, Value>,
-}
+#[path = "../testdata/table.rs"]
+mod table;
 
 fn experiments() -> Vec<(Case, Value)> {
-    let table: Table =
-        serde_saphyr::from_str(include_str!("../testdata/experiments.yaml")).unwrap();
-    let base = table.base;
-    let object = |case: &Case| {
-        let mut spec = base.clone();
-        spec.extend(case.patch.clone());
-        json!({"apiVersion": "windtunnel.dev/v1alpha1", "kind": "ChaosExperiment", "metadata": {"name": "x"}, "spec": spec})
+    let with_object = |case: Case| {
+        let object = case.object(&json!({"name": "x"}));
+        (case, object)
     };
-    table
-        .cases
+    table::cases()
+        .unwrap()
         .into_iter()
-        .map(|case| {
-            let object = object(&case);
-            (case, object)
-        })
+        .map(with_object)
         .collect()
 }
 

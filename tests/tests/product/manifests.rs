@@ -5,28 +5,15 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
+use table::Case;
 
 use super::stage::{Space, Stage, kubectl};
 
 const SOON: Duration = Duration::from_secs(30);
-const TABLE: &str = include_str!("../../../crds/testdata/experiments.yaml");
 
-#[derive(Deserialize)]
-struct Table {
-    base: Map<String, Value>,
-    cases: Vec<Case>,
-}
-
-#[derive(Deserialize)]
-struct Case {
-    name: String,
-    #[serde(default)]
-    error: Vec<String>,
-    #[serde(flatten)]
-    patch: Map<String, Value>,
-}
+#[path = "../../../crds/testdata/table.rs"]
+mod table;
 
 /// What kubectl says of manifests that are not to be kept, whether it likes them or not.
 fn dry_run(space: &Space<'_>, manifest: &str) -> Result<(String, String)> {
@@ -43,16 +30,9 @@ fn dry_run(space: &Space<'_>, manifest: &str) -> Result<(String, String)> {
 /// Every case of the table gets the answer that stands in it.
 pub(crate) fn manifests_get_their_answers(stage: &Stage) -> Result<()> {
     let space = stage.space("manifests_get_their_answers")?;
-    let Table { base, cases } = serde_saphyr::from_str(TABLE)?;
+    let cases = table::cases()?;
     let object = |number: usize, case: &Case| {
-        let mut spec = base.clone();
-        spec.extend(case.patch.clone());
-        json!({
-            "apiVersion": "windtunnel.dev/v1alpha1",
-            "kind": "ChaosExperiment",
-            "metadata": {"name": format!("case-{number}"), "namespace": space.name},
-            "spec": spec,
-        })
+        case.object(&json!({"name": format!("case-{number}"), "namespace": space.name}))
     };
     let is_about_a_field = |case: &Case| case.error.first().is_none_or(|e| e.starts_with("spec"));
     let (named, unnamed): (Vec<_>, Vec<_>) = cases
