@@ -9,8 +9,8 @@ use std::{
 };
 
 use nix::{
-    poll::{PollFd, PollFlags, poll},
-    sys::eventfd::EventFd,
+    poll::{PollFd, PollFlags, ppoll},
+    sys::{eventfd::EventFd, time::TimeSpec},
 };
 use thiserror::Error;
 use tokio::sync::{mpsc as tokio_mpsc, watch};
@@ -22,7 +22,6 @@ use crate::{
     api::{self, News},
     clock::Offset,
     decide::{self, Now},
-    inject::timeout,
     kernel::proc::ProcError,
     model::State,
     node::{self, Node},
@@ -246,7 +245,7 @@ impl Controller {
             .iter()
             .map(|fd| PollFd::new(*fd, PollFlags::POLLIN))
             .collect();
-        match poll(&mut fds, timeout(longest)) {
+        match ppoll(&mut fds, Some(TimeSpec::from_duration(longest)), None) {
             Ok(_) | Err(nix::Error::EINTR) => Ok(()),
             Err(error) => Err(ControlError::Wait(error)),
         }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use nix::{
-    poll::{PollFd, PollFlags, PollTimeout, poll, ppoll},
+    poll::{PollFd, PollFlags, ppoll},
     sys::time::TimeSpec,
 };
 use thiserror::Error;
@@ -310,19 +310,9 @@ fn failed(line: &Line, init: Option<&ProcessHandle>, message: String) -> Result<
     Ok(line.send(&last)?)
 }
 
-/// Whether a process ends within some time.
+/// Whether a process ends within some time; one that cannot be looked at is taken to live.
 fn has_ended(process: Option<&ProcessHandle>, within: Duration) -> bool {
-    let until = Instant::now() + within;
-    process.is_some_and(|process| {
-        loop {
-            let mut fds = [PollFd::new(process.as_fd(), PollFlags::POLLIN)];
-            let left = until.saturating_duration_since(Instant::now());
-            match poll(&mut fds, timeout(left)) {
-                Err(nix::Error::EINTR) => {}
-                ready => return matches!(ready, Ok(1..)),
-            }
-        }
-    })
+    process.is_some_and(|process| process.ends_within(within).unwrap_or(false))
 }
 
 /// The agent's next message, if one comes before `until` and before another descriptor is ready.
@@ -347,10 +337,4 @@ fn wait(
             Err(error) => return Err(InjectError::Wait(error)),
         }
     }
-}
-
-/// Rounded up to whole milliseconds, so that a wait never ends early and spins.
-pub(crate) fn timeout(left: Duration) -> PollTimeout {
-    let millis = left.as_micros().div_ceil(1000);
-    u16::try_from(millis).map_or(PollTimeout::MAX, PollTimeout::from)
 }

@@ -1,18 +1,13 @@
 //! What an agent does first: it ends what the agent before it had begun. Nothing is re-injected.
 
-use std::{
-    os::fd::AsFd as _,
-    time::{Duration, Instant},
-};
+use std::time::Duration;
 
-use nix::poll::{PollFd, PollFlags, poll};
 use windtunnel_crds::{injection::TargetState, residue::ReclaimedBy};
 use windtunnel_runtime::chain;
 
 use crate::{
     act::ActError,
     decide::Now,
-    inject::timeout,
     kernel::proc::{ProcError, ProcessId},
     model::{Counts, Ended, Entry, State},
     node::Node,
@@ -108,13 +103,7 @@ fn kill(node: &Node, process: ProcessId) -> Result<bool, ProcError> {
         return Ok(false);
     };
     handle.kill()?;
-    let until = Instant::now() + KILLED;
-    loop {
-        let left = until.saturating_duration_since(Instant::now());
-        let mut fds = [PollFd::new(handle.as_fd(), PollFlags::POLLIN)];
-        match poll(&mut fds, timeout(left)) {
-            Err(nix::Error::EINTR) if !left.is_zero() => {}
-            _ => return Ok(true),
-        }
-    }
+    // The checks that follow find one that is still there.
+    let _ = handle.ends_within(KILLED);
+    Ok(true)
 }

@@ -10,13 +10,14 @@ use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
+use nix::sys::time::TimeSpec;
 use nix::time::{ClockId, clock_gettime};
 
 /// Why `/proc` could not be read or a process not be reached.
@@ -239,22 +240,35 @@ impl ProcessHandle {
             }),
         }
     }
-}
 
-impl ProcessHandle {
     /// Whether it has ended.
     ///
     /// # Errors
     /// When the handle cannot be looked at.
     pub fn has_ended(&self) -> Result<bool, ProcError> {
-        let mut fds = [PollFd::new(self.as_fd(), PollFlags::POLLIN)];
-        match poll(&mut fds, PollTimeout::ZERO) {
-            Ok(ready) => Ok(ready > 0),
-            Err(source) => Err(ProcError::Process {
-                operation: "look at",
-                process: self.process,
-                source,
-            }),
+        self.ends_within(Duration::ZERO)
+    }
+
+    /// Whether it ends within some time; waits no longer than until it does.
+    ///
+    /// # Errors
+    /// When the handle cannot be looked at.
+    pub fn ends_within(&self, time: Duration) -> Result<bool, ProcError> {
+        let until = Instant::now() + time;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let mut fds = [PollFd::new(self.as_fd(), PollFlags::POLLIN)];
+            match ppoll(&mut fds, Some(TimeSpec::from_duration(left)), None) {
+                Ok(ready) => return Ok(ready > 0),
+                Err(Errno::EINTR) => {}
+                Err(source) => {
+                    return Err(ProcError::Process {
+                        operation: "look at",
+                        process: self.process,
+                        source,
+                    });
+                }
+            }
         }
     }
 }
