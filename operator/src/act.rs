@@ -22,10 +22,11 @@ use windtunnel_crds::{
     fault::KillMethod,
     names::{FINALIZER, OPERATOR},
 };
+use windtunnel_runtime::chain;
 
 use crate::{
     controller::Ctx,
-    decide::{Action, Change, Kill, Notice},
+    decide::{Action, Attempt, Change, Kill, Notice},
     error::is_gone,
     lease::may_write,
     metrics::Write,
@@ -77,7 +78,8 @@ impl ActError {
 }
 
 /// Carries out `actions` for `experiment`; neighbours of one kind at the same time, kinds in
-/// order. Stops at the first kind of which one fails.
+/// order. Stops at the first kind of which one fails; what was to be told is told even so, unless
+/// it is the status that could not be written.
 ///
 /// # Errors
 /// The first [`ActError`].
@@ -87,7 +89,12 @@ pub(crate) async fn act(
     actions: Vec<Action>,
 ) -> Result<(), ActError> {
     let mut actions = actions.into_iter().peekable();
+    let mut failed = None;
     while let Some(first) = actions.next() {
+        if failed.is_some() && !matches!(first, Action::Notify(_)) {
+            continue;
+        }
+        let writes_status = matches!(first, Action::WriteStatus(_));
         let kind = std::mem::discriminant(&first);
         let mut batch = vec![first];
         while let Some(next) = actions.next_if(|next| std::mem::discriminant(next) == kind) {
@@ -96,17 +103,15 @@ pub(crate) async fn act(
         let mut done = stream::iter(batch)
             .map(|action| perform(ctx, experiment, action))
             .buffer_unordered(PARALLEL);
-        let mut failed = None;
         while let Some(result) = done.next().await {
-            if let Err(error) = result {
-                failed.get_or_insert(error);
+            match result {
+                Err(error) if writes_status => return Err(error),
+                Err(error) => drop(failed.get_or_insert(error)),
+                Ok(()) => {}
             }
         }
-        if let Some(error) = failed {
-            return Err(error);
-        }
     }
-    Ok(())
+    failed.map_or(Ok(()), Err)
 }
 
 async fn perform(ctx: &Ctx, experiment: &ChaosExperiment, action: Action) -> Result<(), ActError> {
@@ -128,7 +133,7 @@ async fn perform(ctx: &Ctx, experiment: &ChaosExperiment, action: Action) -> Res
                 api.replace_status(&name, &params, &written),
             )
             .await?;
-            ctx.remember(experiment, answer);
+            ctx.recent.wrote(experiment, answer);
             Ok(())
         }
         Action::Create(injection) => {
@@ -147,23 +152,24 @@ async fn perform(ctx: &Ctx, experiment: &ChaosExperiment, action: Action) -> Res
             change,
         } => patch_injection(ctx, &name, resource_version, change).await,
         Action::Delete { name, uid } => {
-            let params = DeleteParams {
-                preconditions: Some(with_uid(uid)),
-                ..DeleteParams::default()
-            };
-            let api = injections(ctx);
+            let (api, params) = (injections(ctx), only(uid));
             fine_if(
                 is_gone,
                 request(ctx, "delete a node injection", api.delete(&name, &params)).await,
             )
         }
-        Action::Kill(kill) => remove_pod(ctx, kill).await,
+        Action::Kill(kill) => {
+            let uid = kill.uid.clone();
+            let result = remove_pod(ctx, kill).await;
+            let refusal = result.as_ref().err().map(|error| chain(error));
+            let attempt = Attempt { at: now(), refusal };
+            ctx.recent.tried(experiment, uid, attempt);
+            // One that a disruption budget forbids is asked for again later.
+            fine_if(|status| status.code == 429, result)
+        }
         Action::DeleteExperiment => {
-            let params = DeleteParams {
-                preconditions: Some(with_uid(experiment.uid())),
-                ..DeleteParams::default()
-            };
             let (api, name) = (experiments(ctx, experiment), experiment.name_any());
+            let params = only(experiment.uid());
             fine_if(
                 is_gone,
                 request(ctx, "delete the experiment", api.delete(&name, &params)).await,
@@ -217,10 +223,14 @@ fn params() -> PostParams {
     }
 }
 
-fn with_uid(uid: Option<String>) -> Preconditions {
-    Preconditions {
-        uid,
-        resource_version: None,
+/// Deletes this very object, not another of its name.
+fn only(uid: Option<String>) -> DeleteParams {
+    DeleteParams {
+        preconditions: Some(Preconditions {
+            uid,
+            resource_version: None,
+        }),
+        ..DeleteParams::default()
     }
 }
 
@@ -252,7 +262,7 @@ async fn patch_finalizer(
         list.push(json!(FINALIZER));
     }
     let patch = json!({"metadata": {
-        "resourceVersion": ctx.latest_version(experiment),
+        "resourceVersion": ctx.recent.version(experiment),
         "finalizers": list,
     }});
     let action = if wanted {
@@ -267,7 +277,7 @@ async fn patch_finalizer(
     };
     let patch = Patch::Merge(&patch);
     let answer = request(ctx, action, api.patch(&name, &params, &patch)).await?;
-    ctx.remember(experiment, answer);
+    ctx.recent.wrote(experiment, answer);
     Ok(())
 }
 
@@ -317,8 +327,7 @@ async fn remove_pod(ctx: &Ctx, kill: Kill) -> Result<(), ActError> {
         KillMethod::Delete => {
             let params = DeleteParams {
                 grace_period_seconds: grace_period_seconds.and_then(|s| u32::try_from(s).ok()),
-                preconditions: Some(with_uid(Some(uid))),
-                ..DeleteParams::default()
+                ..only(Some(uid))
             };
             fine_if(
                 is_gone,
@@ -343,24 +352,11 @@ async fn remove_pod(ctx: &Ctx, kill: Kill) -> Result<(), ActError> {
                     ..DeleteOptions::default()
                 }),
             };
-            evict(ctx, &api, &name, &eviction).await
+            let params = PostParams::default();
+            let call =
+                api.create_subresource::<Eviction, Value>("eviction", &name, &params, &eviction);
+            fine_if(is_gone, request(ctx, "evict a pod", call).await)
         }
-    }
-}
-
-/// Asks for an eviction; one that a disruption budget forbids is asked for again later.
-async fn evict(ctx: &Ctx, api: &Api<Pod>, name: &str, eviction: &Eviction) -> Result<(), ActError> {
-    let params = PostParams::default();
-    let call = api.create_subresource::<Eviction, Value>("eviction", name, &params, eviction);
-    match request(ctx, "evict a pod", call).await {
-        Err(error) if error.answer().is_some_and(|s| s.code == 429) => {
-            tracing::debug!(
-                pod = name,
-                "a disruption budget forbids the eviction for now"
-            );
-            Ok(())
-        }
-        result => fine_if(is_gone, result),
     }
 }
 

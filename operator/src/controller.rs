@@ -1,9 +1,9 @@
 //! The order of a pass (observe → decide → act), and who may run one.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::BTreeMap,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -40,7 +40,9 @@ use crate::{
     fleet::Tracker,
     lease::{self, Leadership, may_write},
     metrics::Metrics,
-    observe, sweep,
+    observe,
+    recent::Recent,
+    sweep,
     watches::{watch_agents, watch_injections, watch_stop},
 };
 
@@ -65,16 +67,8 @@ pub(crate) struct Ctx {
     pub(crate) leadership: Leadership,
     pub(crate) recorder: Recorder,
     pub(crate) metrics: Metrics,
+    pub(crate) recent: Recent,
     stopped: AtomicBool,
-    /// What was last written of an experiment, with the version that it replaced: the cache may
-    /// be older.
-    written: Mutex<HashMap<String, Written>>,
-}
-
-#[derive(Debug)]
-struct Written {
-    replaced: Option<String>,
-    object: ChaosExperiment,
 }
 
 impl Ctx {
@@ -87,79 +81,34 @@ impl Ctx {
     pub(crate) fn set_stopped(&self, stopped: bool) -> bool {
         self.stopped.swap(stopped, Ordering::AcqRel)
     }
-
-    /// Remembers what a write of `seen` answered.
-    pub(crate) fn remember(&self, seen: &ChaosExperiment, object: ChaosExperiment) {
-        let written = Written {
-            replaced: seen.metadata.resource_version.clone(),
-            object,
-        };
-        self.written()
-            .insert(seen.uid().unwrap_or_default(), written);
-    }
-
-    /// The version of the experiment that the next write must carry.
-    pub(crate) fn latest_version(&self, seen: &ChaosExperiment) -> Option<String> {
-        let written = self.written();
-        let newer = seen.uid().and_then(|uid| {
-            let written = written.get(&uid)?;
-            (written.replaced == seen.metadata.resource_version)
-                .then(|| written.object.resource_version())?
-        });
-        newer.or_else(|| seen.resource_version())
-    }
-
-    /// The experiment as last written, where the cache does not show that yet.
-    fn freshest(&self, cached: Arc<ChaosExperiment>) -> Arc<ChaosExperiment> {
-        let uid = cached.uid().unwrap_or_default();
-        let mut written = self.written();
-        match written.get(&uid) {
-            Some(w) if w.replaced == cached.metadata.resource_version => Arc::new(w.object.clone()),
-            Some(_) => {
-                written.remove(&uid);
-                cached
-            }
-            None => cached,
-        }
-    }
-
-    fn written(&self) -> std::sync::MutexGuard<'_, HashMap<String, Written>> {
-        // Every change is one statement: a panic leaves the map whole.
-        self.written.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
-/// One pass over one experiment.
+/// Has a pass made over one experiment, where this replica may.
 async fn reconcile(cached: Arc<ChaosExperiment>, ctx: Arc<Ctx>) -> Result<Requeue, Error> {
     if !may_write(&ctx.leadership) {
         return Ok(Requeue::await_change());
     }
-    let experiment = ctx.freshest(cached);
-    let now = act::now();
+    let experiment = ctx.recent.freshest(cached);
     let started = Instant::now();
-    let observed = observe::observe(&ctx, experiment, now).await?;
-    let decision = decide::decide(&observed, now);
-    let wake_at = decision.wake_at;
-    let result = act::act(&ctx, &observed.experiment, decision.actions).await;
+    let result = pass(&ctx, experiment.clone()).await;
     ctx.metrics.passes.inc();
     ctx.metrics
         .pass_seconds
         .observe(started.elapsed().as_secs_f64());
-    if observed
-        .experiment
-        .status
-        .as_ref()
-        .and_then(|s| s.phase)
-        .is_some_and(windtunnel_crds::status::Phase::is_terminal)
-    {
-        let name = observed.experiment.name_any();
-        ctx.directories
-            .release(&observed.experiment.namespace().unwrap_or_default(), &name);
-    }
-    result?;
-    Ok(wake_at.map_or_else(Requeue::await_change, |at| {
+    let trouble = result.as_ref().err().filter(|error| !error.is_stale());
+    ctx.recent.passed(&experiment, trouble.map(|e| chain(e)));
+    Ok(result?.map_or_else(Requeue::await_change, |at| {
         Requeue::requeue(until(at, act::now()))
     }))
+}
+
+/// One pass over one experiment; when the next is due.
+async fn pass(ctx: &Ctx, experiment: Arc<ChaosExperiment>) -> Result<Option<Timestamp>, Error> {
+    let now = act::now();
+    let (observed, unread) = observe::observe(ctx, experiment, now).await?;
+    let decision = decide::decide(&observed, now);
+    act::act(ctx, &observed.experiment, decision.actions).await?;
+    unread.map_or(Ok(decision.wake_at), |error| Err(error.into()))
 }
 
 fn until(at: Timestamp, now: Timestamp) -> Duration {
@@ -221,8 +170,8 @@ pub async fn run_with(
         leadership: leadership.clone(),
         recorder: Recorder::new(client.clone(), reporter),
         metrics,
+        recent: Recent::default(),
         stopped: AtomicBool::new(false),
-        written: Mutex::default(),
     });
     let all = Arc::new(tokio::sync::Notify::new());
     let mut parts = JoinSet::new();
@@ -242,21 +191,23 @@ pub async fn run_with(
         all.clone(),
         readiness.block("the emergency stop"),
     ));
-    spawn_controller(
+    let experiments = spawn_controller(
         &mut parts,
         &ctx,
         triggered,
         (all.clone(), leadership),
         shutdown.clone(),
     );
-    parts.spawn(sweep_loop(ctx.clone()));
-    let lease = lease::compete(
-        client,
-        &args.namespace,
-        &args.identity,
-        lead,
-        shutdown.clone(),
-    );
+    parts.spawn(sweep_loop(ctx.clone(), experiments));
+    let lease = async {
+        // Who leads may take what its caches do not hold for what does not exist.
+        tokio::select! {
+            () = readiness.ready() => {}
+            () = shutdown.cancelled() => return,
+        }
+        let (namespace, me) = (&args.namespace, &args.identity);
+        lease::compete(client, namespace, me, lead, shutdown.clone()).await;
+    };
     // Cancel-safe: whichever ends first ends the process.
     tokio::select! {
         () = lease => Ok(()),
@@ -268,14 +219,14 @@ pub async fn run_with(
     }
 }
 
-/// Starts the passes.
+/// Starts the passes; the cache of experiments that they are made from.
 fn spawn_controller(
     parts: &mut JoinSet<&'static str>,
     ctx: &Arc<Ctx>,
     triggered: mpsc::UnboundedReceiver<ObjectRef<ChaosExperiment>>,
     (all, leadership): (Arc<tokio::sync::Notify>, Leadership),
     shutdown: CancellationToken,
-) {
+) -> Store<ChaosExperiment> {
     let api: Api<ChaosExperiment> = Api::all(ctx.client.clone());
     let on_stop = stream::unfold(all, |all| async {
         all.notified().await;
@@ -297,6 +248,7 @@ fn spawn_controller(
         .reconcile_all_on(on_stop)
         .reconcile_all_on(on_lead)
         .graceful_shutdown_on(shutdown.cancelled_owned());
+    let experiments = controller.store();
     let passes = controller.run(reconcile, on_error, ctx.clone());
     parts.spawn(async move {
         passes
@@ -308,16 +260,18 @@ fn spawn_controller(
             .await;
         "the controller"
     });
+    experiments
 }
 
 /// Deletes what belongs to nobody, as the leader, for as long as the process lives. It does not
 /// wait for the controller's cache, which wakes one who waits, and that is the controller.
-async fn sweep_loop(ctx: Arc<Ctx>) -> &'static str {
+async fn sweep_loop(ctx: Arc<Ctx>, experiments: Store<ChaosExperiment>) -> &'static str {
     let mut misses = BTreeMap::new();
     let mut ticks = interval(SWEEP);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
+        sweep::forget(&ctx, &experiments.state());
         if !may_write(&ctx.leadership) {
             continue;
         }

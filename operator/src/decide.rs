@@ -31,11 +31,14 @@ mod phase;
 mod plan;
 mod rollup;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod trouble_tests;
 
-pub use needs::{Needs, needs};
+pub use kill::{Attempt, Kill};
+pub use needs::{Needs, is_undelivered, needs};
 
 /// How long nodes may take to prepare.
 pub const PREPARE: SignedDuration = SignedDuration::from_secs(30);
@@ -66,6 +69,10 @@ pub struct Observed {
     pub peers: BTreeMap<String, Result<PeerSet, PeerError>>,
     /// Addresses of the cluster's DNS; where [`Needs::cluster_dns`] asks for them.
     pub cluster_dns: Vec<std::net::IpAddr>,
+    /// The last try of this replica to remove a pod, by the pod's uid.
+    pub attempts: BTreeMap<String, Attempt>,
+    /// How this replica's last pass failed, if it did.
+    pub trouble: Option<String>,
     /// What the installation allows.
     pub policy: Policy,
 }
@@ -133,7 +140,8 @@ impl Agent {
     }
 }
 
-/// What to do, in this order; where one action fails, those behind it are not tried.
+/// What to do, in this order; where one action fails, those of other kinds behind it are not
+/// tried, but the user is told.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Decision {
     /// The actions.
@@ -176,8 +184,6 @@ pub enum Action {
     /// Tell the user.
     Notify(Notice),
 }
-
-pub use kill::Kill;
 
 /// A change of a node injection's spec.
 #[derive(Clone, Debug, PartialEq)]

@@ -167,12 +167,19 @@ impl Directories {
         Ok(candidates.map(|c| (c.uid, c.containers)).collect())
     }
 
-    /// The experiment needs no directory any more.
-    pub(crate) fn release(&self, namespace: &str, name: &str) {
-        let user = (namespace.to_owned(), name.to_owned());
+    /// Has the experiment looked at when its own namespace changes.
+    ///
+    /// # Errors
+    /// [`DirectoryError`] where the namespace cannot be listed.
+    pub(crate) async fn follow(&self, experiment: (&str, &str)) -> Result<(), DirectoryError> {
+        self.namespace(experiment.0, experiment).await.map(drop)
+    }
+
+    /// Watches for these experiments only, given by namespace and name.
+    pub(crate) fn retain(&self, is_user: impl Fn(&(String, String)) -> bool) {
         lock(&self.namespaces).retain(|_, watched| {
             let mut users = lock(&watched.users);
-            users.remove(&user);
+            users.retain(&is_user);
             !users.is_empty()
         });
     }

@@ -15,6 +15,7 @@ mod lease;
 mod metrics;
 mod observe;
 pub mod peers;
+mod recent;
 mod sweep;
 mod uninstall;
 mod watches;

@@ -2,21 +2,22 @@
 
 use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
-use futures::future::try_join_all;
 use jiff::Timestamp;
 use kube::{
-    Api, ResourceExt as _,
+    Api, ResourceExt,
     api::ListParams,
     core::{PartialObjectMeta, Selector},
 };
 use thiserror::Error;
 use tokio::time::Instant;
-use windtunnel_crds::{ChaosExperiment, fault::Fault, names::LABEL_EXPERIMENT_UID};
+use windtunnel_crds::{
+    ChaosExperiment, NodeInjection, fault::Fault, names::LABEL_EXPERIMENT_UID, status::Phase,
+};
 
 use crate::{
     cluster::{self, Candidate, EndpointSlice, Pod, Service},
     controller::Ctx,
-    decide::{Observed, PodPresence, needs},
+    decide::{Needs, Observed, PodPresence, is_undelivered, needs},
     directory::DirectoryError,
     peers::{self, PeerError, PeerSet},
 };
@@ -42,9 +43,9 @@ pub(crate) enum ObserveError {
         #[source]
         source: kube::core::ParseExpressionError,
     },
-    /// The containers of the targets could not be looked up.
-    #[error("cannot look up the containers of the targets")]
-    Containers(#[source] DirectoryError),
+    /// The experiment's namespace could not be looked at.
+    #[error("cannot look at the pods of the namespace")]
+    Namespace(#[source] DirectoryError),
     /// Peers could not be looked up.
     #[error("cannot look up the peers of fault {fault}")]
     Peers {
@@ -56,7 +57,12 @@ pub(crate) enum ObserveError {
     },
 }
 
+/// What was read, and what could not be read that the run can do without for now.
+type Reading = (Observed, Option<ObserveError>);
+
 /// Reads all that [`crate::decide::decide`] needs for this experiment.
+///
+/// A run whose clock runs goes on without what cannot be read: its end must not wait for it.
 ///
 /// # Errors
 /// [`ObserveError`] where a read fails.
@@ -64,69 +70,95 @@ pub(crate) async fn observe(
     ctx: &Ctx,
     experiment: Arc<ChaosExperiment>,
     now: Timestamp,
-) -> Result<Observed, ObserveError> {
-    let uid = experiment.uid().unwrap_or_default();
-    let belongs =
-        |labels: &BTreeMap<String, String>| labels.get(LABEL_EXPERIMENT_UID) == Some(&uid);
-    let injections: Vec<_> = ctx
-        .injections
-        .state()
-        .into_iter()
-        .filter(|i| belongs(i.labels()))
-        .collect();
-    let mut injections: Vec<_> = injections.into_iter().map(Arc::unwrap_or_clone).collect();
-    injections.sort_by_key(kube::ResourceExt::name_any);
+) -> Result<Reading, ObserveError> {
+    let injections = injections(ctx, &experiment).await?;
     let stop = ctx.is_stopped();
     let needs = needs(&experiment, &injections, stop, now);
-    let faults = |names: &[String]| -> Vec<Fault> {
-        let wanted = experiment
-            .spec
-            .faults
-            .iter()
-            .filter(|f| names.contains(&f.name));
-        wanted.cloned().collect()
-    };
-    let namespace = experiment.namespace().unwrap_or_default();
-    let candidates = faults(&needs.candidates);
-    let candidates = try_join_all(
-        candidates
-            .iter()
-            .map(|fault| matching_pods(ctx, &namespace, fault)),
-    )
-    .await?;
-    let mut resolved = BTreeMap::new();
-    for fault in faults(&needs.peers) {
-        resolved.insert(
-            fault.name.clone(),
-            resolve_peers(ctx, &experiment, &fault).await?,
-        );
-    }
-    Ok(Observed {
-        pods: if needs.pods {
-            Some(pods(ctx, &namespace).await?)
-        } else {
-            None
-        },
-        cluster_dns: if needs.cluster_dns {
-            cluster_dns(ctx).await?
-        } else {
-            Vec::new()
-        },
-        containers: if needs.containers {
-            let name = experiment.name_any();
-            let containers = ctx.directories.containers((&namespace, &name)).await;
-            Some(containers.map_err(ObserveError::Containers)?)
-        } else {
-            None
-        },
-        candidates: candidates.into_iter().collect(),
-        peers: resolved,
+    let (attempts, trouble) = ctx.recent.doings(&experiment);
+    let mut observed = Observed {
         experiment: Arc::unwrap_or_clone(experiment),
         injections,
         fleet: ctx.fleet.fleet(Instant::now()),
         stop,
+        candidates: BTreeMap::new(),
+        pods: None,
+        containers: None,
+        peers: BTreeMap::new(),
+        cluster_dns: Vec::new(),
+        attempts,
+        trouble,
         policy: ctx.policy.clone(),
-    })
+    };
+    let phase = observed.experiment.status.as_ref().and_then(|s| s.phase);
+    match read(ctx, &needs, &mut observed).await {
+        Ok(()) => Ok((observed, None)),
+        Err(error) if phase == Some(Phase::Running) => Ok((observed, Some(error))),
+        Err(error) => Err(error),
+    }
+}
+
+/// The experiment's node injections, by name. That one is missing is believed only where the API
+/// server itself says so: the cache may not show yet what was created a moment ago.
+async fn injections(
+    ctx: &Ctx,
+    experiment: &ChaosExperiment,
+) -> Result<Vec<NodeInjection>, ObserveError> {
+    let uid = experiment.uid().unwrap_or_default();
+    let cached = ctx.injections.state().into_iter();
+    let mut injections: Vec<NodeInjection> = cached
+        .filter(|i| i.labels().get(LABEL_EXPERIMENT_UID) == Some(&uid))
+        .map(Arc::unwrap_or_clone)
+        .collect();
+    if is_undelivered(experiment, &injections) {
+        let api: Api<NodeInjection> =
+            Api::namespaced(ctx.client.clone(), &ctx.policy.release_namespace);
+        let own = ListParams::default().labels(&format!("{LABEL_EXPERIMENT_UID}={uid}"));
+        let list = api.list(&own).await;
+        injections = list.map_err(reading("the node injections"))?.items;
+    }
+    injections.sort_by_key(ResourceExt::name_any);
+    Ok(injections)
+}
+
+/// Reads what is needed into `observed`; all that can be read, whatever else cannot.
+async fn read(ctx: &Ctx, needs: &Needs, observed: &mut Observed) -> Result<(), ObserveError> {
+    let experiment = &observed.experiment;
+    let namespace = experiment.namespace().unwrap_or_default();
+    let name = experiment.name_any();
+    let user = (namespace.as_str(), name.as_str());
+    let faults = |names: &[String]| -> Vec<Fault> {
+        let all = experiment.spec.faults.iter();
+        all.filter(|f| names.contains(&f.name)).cloned().collect()
+    };
+    let mut failure = Ok(());
+    for fault in faults(&needs.peers) {
+        match resolve_peers(ctx, user, &fault).await {
+            Ok(peers) => drop(observed.peers.insert(fault.name, peers)),
+            Err(error) => failure = failure.and(Err(error)),
+        }
+    }
+    for fault in faults(&needs.candidates) {
+        match matching_pods(ctx, &namespace, &fault).await {
+            Ok(pods) => drop(observed.candidates.insert(fault.name, pods)),
+            Err(error) => failure = failure.and(Err(error)),
+        }
+    }
+    if needs.pods {
+        match pods(ctx, user).await {
+            Ok(pods) => observed.pods = Some(pods),
+            Err(error) => failure = failure.and(Err(error)),
+        }
+    }
+    if needs.containers {
+        match ctx.directories.containers(user).await {
+            Ok(containers) => observed.containers = Some(containers),
+            Err(error) => failure = failure.and(Err(ObserveError::Namespace(error))),
+        }
+    }
+    if needs.cluster_dns {
+        observed.cluster_dns = cluster_dns(ctx).await?;
+    }
+    failure
 }
 
 fn reading(what: impl Into<String>) -> impl FnOnce(kube::Error) -> ObserveError {
@@ -139,7 +171,7 @@ async fn matching_pods(
     ctx: &Ctx,
     namespace: &str,
     fault: &Fault,
-) -> Result<(String, Vec<Candidate>), ObserveError> {
+) -> Result<Vec<Candidate>, ObserveError> {
     let selector: Selector =
         fault
             .target
@@ -155,14 +187,17 @@ async fn matching_pods(
         .list(&ListParams::default().labels_from(&selector))
         .await
         .map_err(reading(format!("the pods of fault {}", fault.name)))?;
-    Ok((
-        fault.name.clone(),
-        list.items.iter().map(Candidate::from).collect(),
-    ))
+    Ok(list.items.iter().map(Candidate::from).collect())
 }
 
-/// The uids of the namespace's pods: what is not among them is gone.
-async fn pods(ctx: &Ctx, namespace: &str) -> Result<BTreeMap<String, PodPresence>, ObserveError> {
+/// The uids of the namespace's pods: what is not among them is gone. From now on changes among
+/// them have the experiment looked at.
+async fn pods(
+    ctx: &Ctx,
+    (namespace, name): (&str, &str),
+) -> Result<BTreeMap<String, PodPresence>, ObserveError> {
+    let follow = ctx.directories.follow((namespace, name)).await;
+    follow.map_err(ObserveError::Namespace)?;
     let api: Api<PartialObjectMeta<k8s_openapi::api::core::v1::Pod>> =
         Api::namespaced(ctx.client.clone(), namespace);
     let list = api
@@ -183,22 +218,21 @@ async fn pods(ctx: &Ctx, namespace: &str) -> Result<BTreeMap<String, PodPresence
 
 async fn resolve_peers(
     ctx: &Ctx,
-    experiment: &ChaosExperiment,
+    user: (&str, &str),
     fault: &Fault,
 ) -> Result<Result<PeerSet, PeerError>, ObserveError> {
     let Some(wanted) = fault.network.as_ref().and_then(|n| n.peers.as_ref()) else {
         return Ok(Ok(PeerSet::default()));
     };
-    let namespace = experiment.namespace().unwrap_or_default();
     let directory = ctx
         .directories
-        .look_up((&namespace, &experiment.name_any()), wanted)
+        .look_up(user, wanted)
         .await
         .map_err(|source| ObserveError::Peers {
             fault: fault.name.clone(),
             source,
         })?;
-    Ok(peers::resolve(wanted, &namespace, &directory))
+    Ok(peers::resolve(wanted, user.0, &directory))
 }
 
 /// The addresses of the cluster's DNS Service and of the pods behind it; none where there is no

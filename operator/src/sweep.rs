@@ -1,6 +1,10 @@
-//! Node injections whose experiment is gone, and agents whose node is gone.
+//! Node injections whose experiment is gone, and agents whose node is gone; and what this replica
+//! keeps for experiments that are over.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use k8s_openapi::api::core::v1::Node;
 use kube::{
@@ -11,6 +15,18 @@ use kube::{
 use windtunnel_crds::{ChaosExperiment, NodeAgent, NodeInjection};
 
 use crate::{controller::Ctx, error::gone_is_fine};
+
+/// Forgets what is kept for experiments that are over or gone.
+pub(crate) fn forget(ctx: &Ctx, experiments: &[Arc<ChaosExperiment>]) {
+    let phase = |e: &ChaosExperiment| e.status.as_ref().and_then(|s| s.phase).unwrap_or_default();
+    let open = experiments.iter().filter(|e| !phase(e).is_terminal());
+    let users: BTreeSet<(String, String)> = open
+        .map(|e| (e.namespace().unwrap_or_default(), e.name_any()))
+        .collect();
+    ctx.directories.retain(|user| users.contains(user));
+    let uids: BTreeSet<String> = experiments.iter().filter_map(|e| e.uid()).collect();
+    ctx.recent.retain(|uid| uids.contains(uid));
+}
 
 /// Deletes what belongs to nobody; `misses` is kept between calls.
 ///

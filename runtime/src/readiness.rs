@@ -1,14 +1,13 @@
 //! Readiness: a process is ready when nothing that it waits for at start is missing.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::{collections::BTreeMap, sync::Arc};
+
+use tokio::sync::watch;
 
 /// What a process still waits for, by name.
 #[derive(Clone, Debug, Default)]
 pub struct Readiness {
-    missing: Arc<Mutex<BTreeMap<String, usize>>>,
+    missing: Arc<watch::Sender<BTreeMap<String, usize>>>,
 }
 
 /// While it lives, the process is not ready.
@@ -22,7 +21,9 @@ impl Readiness {
     /// Blocks readiness under this name until the guard is dropped.
     #[must_use]
     pub fn block(&self, name: &str) -> Guard {
-        *self.lock().entry(name.to_owned()).or_default() += 1;
+        self.missing.send_modify(|missing| {
+            *missing.entry(name.to_owned()).or_default() += 1;
+        });
         Guard {
             readiness: self.clone(),
             name: name.to_owned(),
@@ -32,24 +33,27 @@ impl Readiness {
     /// The names of what is still missing; empty when ready.
     #[must_use]
     pub fn missing(&self) -> Vec<String> {
-        self.lock().keys().cloned().collect()
+        self.missing.borrow().keys().cloned().collect()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<String, usize>> {
-        // A panic while holding the lock leaves the map whole: each change is one statement.
-        self.missing.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Waits until nothing is missing.
+    pub async fn ready(&self) {
+        let mut missing = self.missing.subscribe();
+        // It fails only where the sender is gone, and that is held here.
+        let _ = missing.wait_for(BTreeMap::is_empty).await;
     }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        let mut missing = self.readiness.lock();
-        if let Some(count) = missing.get_mut(&self.name) {
-            *count -= 1;
-            if *count == 0 {
-                missing.remove(&self.name);
+        self.readiness.missing.send_modify(|missing| {
+            if let Some(count) = missing.get_mut(&self.name) {
+                *count -= 1;
+                if *count == 0 {
+                    missing.remove(&self.name);
+                }
             }
-        }
+        });
     }
 }
 
@@ -57,8 +61,8 @@ impl Drop for Guard {
 mod tests {
     use super::*;
 
-    #[test]
-    fn ready_when_the_last_guard_is_gone() {
+    #[tokio::test]
+    async fn ready_when_the_last_guard_is_gone() {
         let readiness = Readiness::default();
         let (first, second) = (readiness.block("caches"), readiness.block("caches"));
         let journal = readiness.block("journal");
@@ -66,7 +70,12 @@ mod tests {
         drop(first);
         drop(journal);
         assert_eq!(readiness.missing(), ["caches"]);
+        let waiting = tokio::spawn({
+            let readiness = readiness.clone();
+            async move { readiness.ready().await }
+        });
         drop(second);
         assert!(readiness.missing().is_empty());
+        assert!(waiting.await.is_ok());
     }
 }

@@ -194,6 +194,7 @@ impl World {
                 self.operators[usize::from(*which) % 2].stall(*after, stall);
             }
             Event::DeletePod { pod } => self.api.delete_pod(*pod),
+            Event::Withdraw { node } => self.api.withdraw(*node, &mut self.laws),
             Event::Abort => self.api.abort(now, &mut self.laws),
             Event::Delete => self.api.delete(now, &mut self.laws),
             Event::Stop { secs } => self.api.stop(now, seconds(secs)),

@@ -1,7 +1,7 @@
 //! podKill: drawn when due, the draw written down before the first pod is touched, every pod
 //! by its uid, until all of them are gone.
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use windtunnel_crds::{
     ChaosExperiment,
@@ -25,6 +25,18 @@ pub struct Kill {
     /// Delete or evict.
     pub method: KillMethod,
 }
+
+/// A try to remove a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Attempt {
+    /// When it was made.
+    pub at: Timestamp,
+    /// What was said against it; `None`: it was accepted.
+    pub refusal: Option<String>,
+}
+
+/// How long after a try the next one is made.
+pub(crate) const AGAIN: SignedDuration = SignedDuration::from_secs(5);
 
 /// The fault's moment has come.
 pub(crate) fn is_due(experiment: &ChaosExperiment, fault: &Fault, now: Timestamp) -> bool {
@@ -65,8 +77,13 @@ pub(crate) fn proceed(
         .iter()
         .filter(|p| present(&p.uid).is_some())
         .count();
+    let is_tried = |uid: &str| {
+        let last = observed.attempts.get(uid);
+        last.is_some_and(|last| now < last.at + AGAIN)
+    };
     let kills = there
         .iter()
+        .filter(|pod| !is_tried(&pod.uid))
         .map(|pod| Kill {
             namespace: plan::namespace(experiment),
             name: pod.name.clone(),
@@ -77,7 +94,7 @@ pub(crate) fn proceed(
             method: kill.method,
         })
         .collect();
-    count(status, there.len(), left, kill.method);
+    count(status, there.len(), left, refusal(observed, status));
     kills
 }
 
@@ -113,41 +130,46 @@ fn draw(observed: &Observed, fault: &Fault, status: &mut FaultStatus, now: Times
 }
 
 /// Counts what is seen: a pod that is leaving was hit, one that is gone has ended.
-fn count(status: &mut FaultStatus, there: usize, left: usize, method: KillMethod) {
+fn count(status: &mut FaultStatus, there: usize, left: usize, refusal: Option<&str>) {
     let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
     status.injected = status.desired - count(there);
     status.recovered = status.desired - count(left);
     if left == 0 {
         status.phase = FaultPhase::Ended;
         status.message = String::new();
-    } else if there > 0 && method == KillMethod::Evict && status.injected > 0 {
-        status.message = format!("{there} of {} pods not evicted yet", status.draw.len());
-    } else {
-        status.message = format!("{left} of {} pods not gone yet", status.draw.len());
+        return;
     }
+    status.message = match refusal {
+        Some(why) if there > 0 => {
+            format!("{there} of {} pods not removed yet: {why}", status.desired)
+        }
+        _ => format!("{left} of {} pods not gone yet", status.desired),
+    };
+}
+
+/// What was said last against removing one of a fault's pods.
+pub(crate) fn refusal<'a>(observed: &'a Observed, status: &FaultStatus) -> Option<&'a str> {
+    let mut attempts = status
+        .draw
+        .iter()
+        .filter_map(|pod| observed.attempts.get(&pod.uid));
+    attempts.find_map(|attempt| attempt.refusal.as_deref())
 }
 
 /// The run is over: pods that are still there will not be removed any more.
-pub(crate) fn give_up(status: &mut FaultStatus, method: KillMethod) {
-    if status.phase == FaultPhase::Active {
-        status.phase = FaultPhase::Failed;
-        status.failed = status.desired - status.injected;
-        // An eviction that is not made and not an error is one that was forbidden.
-        let why = if method == KillMethod::Evict && status.failed > 0 {
-            format!(
-                ", {} because no disruption budget allowed it to the end",
-                status.failed
-            )
-        } else {
-            String::new()
-        };
-        status.message = format!(
-            "{} of {} pods were not removed{why}, {} of them are still ending",
-            status.desired - status.recovered,
-            status.desired,
-            status.injected - status.recovered
-        );
+pub(crate) fn give_up(status: &mut FaultStatus, refusal: Option<&str>) {
+    if status.phase != FaultPhase::Active {
+        return;
     }
+    status.phase = FaultPhase::Failed;
+    status.failed = status.desired - status.injected;
+    let (ending, desired) = (status.injected - status.recovered, status.desired);
+    let why = refusal.filter(|_| status.failed > 0);
+    let why = why.map(|why| format!(" ({why})")).unwrap_or_default();
+    status.message = format!(
+        "{} of {desired} pods were not removed{why}, {ending} are still ending",
+        status.failed
+    );
 }
 
 #[cfg(test)]
@@ -155,19 +177,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn evictions_that_are_never_allowed_say_what_forbade_them() {
-        let mut status = FaultStatus {
+    fn pods_that_are_left_say_what_was_said_against_their_removal() {
+        let active = FaultStatus {
             phase: FaultPhase::Active,
             desired: 3,
             injected: 1,
             ..FaultStatus::default()
         };
-        give_up(&mut status, KillMethod::Evict);
-        assert_eq!((status.phase, status.failed), (FaultPhase::Failed, 2));
-        let message = &status.message;
-        assert!(
-            message.contains("2 because no disruption budget"),
-            "{message}"
-        );
+        for (refusal, said) in [
+            (
+                Some("a budget"),
+                "2 of 3 pods were not removed (a budget), 1 are still ending",
+            ),
+            (None, "2 of 3 pods were not removed, 1 are still ending"),
+        ] {
+            let mut status = active.clone();
+            give_up(&mut status, refusal);
+            assert_eq!((status.phase, status.failed), (FaultPhase::Failed, 2));
+            assert_eq!(status.message, said);
+        }
     }
 }

@@ -10,7 +10,7 @@ use windtunnel_crds::{
     status::{FaultStatus, Phase},
 };
 
-use super::phase::stopped_early;
+use super::{PREPARE, phase::stopped_early, plan};
 
 /// What to read before deciding.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -58,10 +58,26 @@ pub fn needs(
             Needs::default()
         }
         Phase::Pending => select(experiment),
-        Phase::Preparing if is_stale(experiment, injections) => select(experiment),
-        Phase::Preparing => Needs::default(),
-        _ => running(experiment, now),
+        Phase::Preparing
+            if !preparing_is_over(experiment, now) && is_stale(experiment, injections) =>
+        {
+            select(experiment)
+        }
+        Phase::Running if !deadline_has_passed(experiment, now) => running(experiment, now),
+        _ => Needs::default(),
     }
+}
+
+/// The nodes have had their time to prepare.
+pub(super) fn preparing_is_over(experiment: &ChaosExperiment, now: Timestamp) -> bool {
+    let asked = experiment.status.as_ref();
+    let asked = asked.and_then(|s| s.prepare_time.as_ref());
+    asked.is_some_and(|asked| now >= asked.0 + PREPARE)
+}
+
+fn deadline_has_passed(experiment: &ChaosExperiment, now: Timestamp) -> bool {
+    let deadline = experiment.status.as_ref().and_then(|s| s.deadline.as_ref());
+    deadline.is_some_and(|deadline| now >= deadline.0)
 }
 
 /// Everything that planning the nodes' parts takes.
@@ -85,15 +101,21 @@ fn select(experiment: &ChaosExperiment) -> Needs {
     }
 }
 
+/// A drawn pod of a run that is not over has no node injection.
+#[must_use]
+pub fn is_undelivered(experiment: &ChaosExperiment, injections: &[NodeInjection]) -> bool {
+    let Some(status) = &experiment.status else {
+        return false;
+    };
+    !status.phase.unwrap_or_default().is_terminal()
+        && plan::undelivered(experiment, status, injections)
+            .next()
+            .is_some()
+}
+
 /// A drawn pod has no node injection yet, or is gone.
 fn is_stale(experiment: &ChaosExperiment, injections: &[NodeInjection]) -> bool {
-    let nodes = |node: &str| injections.iter().any(|i| i.spec.node_name == node);
-    let draws = experiment
-        .status
-        .iter()
-        .flat_map(|s| &s.faults)
-        .flat_map(|f| &f.draw);
-    let missing = draws.clone().any(|pod| !nodes(&pod.node));
+    let missing = is_undelivered(experiment, injections);
     let gone = injections
         .iter()
         .flat_map(|i| i.status.iter().flat_map(|s| &s.targets))

@@ -132,8 +132,9 @@ impl Pass<'_> {
         self.status.end_time.get_or_insert(MicroTime(self.now));
         for fault in &self.observed.experiment.spec.faults {
             let status = self.status.faults.iter_mut().find(|f| f.name == fault.name);
-            if let (Some(Kind::PodKill(kill)), Some(status)) = (fault.kind(), status) {
-                kill::give_up(status, kill.method);
+            if let (Some(Kind::PodKill(_)), Some(status)) = (fault.kind(), status) {
+                let refusal = kill::refusal(self.observed, status);
+                kill::give_up(status, refusal);
             }
         }
         if self.observed.injections.is_empty()

@@ -6,12 +6,12 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt as _;
 use windtunnel_crds::{
-    ChaosExperiment, NodeInjection, NodeInjectionSpec,
+    ChaosExperiment, ChaosExperimentStatus, NodeInjection, NodeInjectionSpec,
     fault::{Fault, Kind},
     injection::{Address, ExperimentRef, NodeFault, NodeNetworkFault, NodeTarget},
     names::{LABEL_EXPERIMENT_UID, injection_name},
     network::NetworkFault,
-    status::DrawnPod,
+    status::{DrawnPod, FaultPhase},
     units::GoDuration,
 };
 
@@ -52,6 +52,23 @@ pub(crate) fn window_end(experiment: &ChaosExperiment, fault: &Fault) -> GoDurat
 pub(crate) fn node_faults(experiment: &ChaosExperiment) -> impl Iterator<Item = &Fault> {
     let faults = experiment.spec.faults.iter();
     faults.filter(|fault| fault.kind().is_some_and(Kind::is_on_node))
+}
+
+/// The nodes that have a target of a fault that has not ended, and no node injection: it is not
+/// created yet, or somebody has deleted it.
+pub(crate) fn undelivered<'a>(
+    experiment: &'a ChaosExperiment,
+    status: &'a ChaosExperimentStatus,
+    injections: &'a [NodeInjection],
+) -> impl Iterator<Item = &'a str> {
+    let progress = |fault: &Fault| status.faults.iter().find(|f| f.name == fault.name);
+    let open = node_faults(experiment)
+        .filter_map(progress)
+        .filter(|fault| fault.phase != FaultPhase::Ended);
+    let nodes = open
+        .flat_map(|fault| &fault.draw)
+        .map(|pod| pod.node.as_str());
+    nodes.filter(|node| !injections.iter().any(|i| i.spec.node_name == *node))
 }
 
 /// The names of the containers of a pod that a fault is for; none for a fault on the whole pod.

@@ -15,6 +15,13 @@ use super::{Observed, plan};
 
 /// A node was not heard of until the end: whether it is clean nobody knows.
 pub(crate) const NOT_REPORTED: &str = "NotReported";
+/// Something of an ended fault is left.
+const RESIDUE: &str = "Residue";
+/// A node injection was deleted by hand: nobody can report for it any more.
+pub(crate) const WITHDRAWN: &str = "Withdrawn";
+
+/// A node injection is gone before its agent has reported the end.
+const NOBODY_REPORTS: &str = "a node injection was deleted by somebody; its agent takes its faults back, and cannot report that";
 
 /// A target as the operator can honestly speak of it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -25,7 +32,8 @@ enum Seen<'a> {
     NotYet,
     /// Its agent is silent; what it last said, if anything.
     Unknown(Option<&'a TargetStatus>),
-    /// The node injection is gone: whatever was in place is being taken back.
+    /// Somebody deleted the node injection: whatever was in place is being taken back, and nobody
+    /// can say so.
     Lost,
 }
 
@@ -54,6 +62,8 @@ impl<'a> Seen<'a> {
 struct Part<'a> {
     fault: &'a Fault,
     open: bool,
+    /// It had ended everywhere before; what it was is not judged anew.
+    settled: bool,
     targets: Vec<Seen<'a>>,
 }
 
@@ -69,7 +79,9 @@ pub(crate) fn roll_up(observed: &Observed, status: &mut ChaosExperimentStatus, n
     let generation = observed.experiment.metadata.generation;
     let mut set =
         |type_, condition| set_condition(&mut status.conditions, type_, condition, generation, now);
-    set(ConditionType::Injected, injected(&parts, &faults));
+    if let Some(verdict) = injected(&parts, &faults) {
+        set(ConditionType::Injected, verdict);
+    }
     set(ConditionType::Recovered, recovered(&parts));
     cleanup(observed, status, now);
     summarize(status);
@@ -84,18 +96,16 @@ fn parts<'a>(
     plan::node_faults(&observed.experiment)
         .map(|fault| {
             let begins = start.map(|start| plan::at(start, fault.start_after.unwrap_or_default()));
-            let draw = status
-                .faults
-                .iter()
-                .find(|f| f.name == fault.name)
-                .map(|f| &f.draw);
+            let progress = status.faults.iter().find(|f| f.name == fault.name);
+            let settled = progress.is_some_and(|f| f.phase == FaultPhase::Ended);
+            let draw = progress.into_iter().flat_map(|f| &f.draw);
             Part {
                 fault,
                 open: begins.is_some_and(|begins| now >= begins),
+                settled,
                 targets: draw
-                    .into_iter()
-                    .flatten()
                     .map(|pod| see(observed, &fault.name, pod))
+                    .filter(|seen| !(settled && *seen == Seen::Lost))
                     .collect(),
             }
         })
@@ -126,13 +136,14 @@ fn see<'a>(observed: &'a Observed, fault: &str, pod: &DrawnPod) -> Seen<'a> {
     }
 }
 
+/// Counts only grow: they are of what was once reported.
 fn count(observed: &Observed, part: &Part<'_>, fault: &mut FaultStatus) {
     let of = |test: &dyn Fn(Seen<'_>) -> bool| {
         u32::try_from(part.targets.iter().filter(|t| test(**t)).count()).unwrap_or(u32::MAX)
     };
-    fault.desired = of(&|_| true);
-    fault.injected = of(&|t| t.was_injected());
-    fault.recovered = of(&|t| t.was_injected() && t.is_final());
+    fault.desired = u32::try_from(fault.draw.len()).unwrap_or(u32::MAX);
+    fault.injected = of(&|t| t.was_injected()).max(fault.injected);
+    fault.recovered = of(&|t| t.was_injected() && t.is_final()).max(fault.recovered);
     fault.interrupted = of(&|t| t == Seen::Lost || t.is_state(TargetState::Interrupted));
     fault.failed = of(&|t| t.is_state(TargetState::Failed));
     let ended = part.targets.iter().all(|t| t.is_final());
@@ -207,7 +218,7 @@ fn message(part: &Part<'_>, fault: &FaultStatus) -> String {
         return format!("pod {}: {what}", status.pod_name);
     }
     if part.targets.contains(&Seen::Lost) {
-        return "a node injection was deleted; its faults are taken back".to_owned();
+        return NOBODY_REPORTS.to_owned();
     }
     if part.targets.iter().any(|t| matches!(t, Seen::Unknown(_))) {
         return "the agent of a target's node is silent; the fault's state is not known".to_owned();
@@ -229,65 +240,59 @@ fn message(part: &Part<'_>, fault: &FaultStatus) -> String {
 type Verdict = (Is, &'static str, String);
 
 /// Whether every window opened so far was read back on every target.
-fn injected(parts: &[Part<'_>], faults: &[FaultStatus]) -> Verdict {
+///
+/// `None`: as was said before.
+fn injected(parts: &[Part<'_>], faults: &[FaultStatus]) -> Option<Verdict> {
     let open: Vec<&Part<'_>> = parts
         .iter()
         .filter(|p| p.open || p.targets.iter().any(|t| t.was_injected()))
         .collect();
-    let (kills, killed): (u32, u32) = faults
-        .iter()
-        .filter(|f| f.drawn_at.is_some() && !parts.iter().any(|p| p.fault.name == f.name))
-        .fold((0, 0), |(desired, injected), f| {
-            (desired + f.desired, injected + f.injected)
-        });
-    let failed_kill = faults
-        .iter()
-        .find(|f| f.phase == FaultPhase::Failed && !parts.iter().any(|p| p.fault.name == f.name));
     let targets = || open.iter().flat_map(|p| p.targets.iter().copied());
-    if let Some(t) = targets().find(|t| t.is_state(TargetState::Interrupted) || *t == Seen::Lost) {
-        return (
-            Is::False,
-            "Interrupted",
-            told(t, "a fault ended before its time"),
-        );
-    }
-    if let Some(t) = targets().find(|t| t.is_state(TargetState::Failed)) {
-        return (
-            Is::False,
-            "Failed",
-            told(t, "a fault could not be injected"),
-        );
-    }
-    if let Some(fault) = failed_kill {
-        return (
-            Is::False,
-            "Failed",
-            format!("fault {}: {}", fault.name, fault.message),
-        );
+    let is_kill = |f: &&FaultStatus| !parts.iter().any(|p| p.fault.name == f.name);
+    let kills: Vec<&FaultStatus> = faults.iter().filter(is_kill).collect();
+    if let Some(verdict) = failure(targets(), &kills) {
+        return Some(verdict);
     }
     let counted: Vec<Seen<'_>> = targets()
         .filter(|t| t.was_injected() || !t.is_state(TargetState::Gone))
         .collect();
-    let total = counted.len() + kills as usize;
-    let done = counted.iter().filter(|t| t.was_injected()).count() + killed as usize;
+    let drawn = kills.iter().filter(|f| f.drawn_at.is_some());
+    let (desired, killed) = drawn.fold((0, 0), |(desired, killed), f| {
+        (desired + f.desired as usize, killed + f.injected as usize)
+    });
+    let total = counted.len() + desired;
+    let done = counted.iter().filter(|t| t.was_injected()).count() + killed;
+    let message = format!("read back on {done} of {total} targets of the windows opened so far");
     match (total, done) {
-        (0, _) if targets().next().is_some() => (
+        (0, _) if parts.iter().any(|p| p.settled && p.targets.is_empty()) => None,
+        (0, _) if targets().next().is_some() => Some((
             Is::False,
             "TargetsGone",
             "every target was gone before its window opened".to_owned(),
-        ),
-        (0, _) => (Is::False, "NotDue", "no window has opened yet".to_owned()),
-        (total, done) if done == total => (
-            Is::True,
-            "ReadBack",
-            format!("in place on all {total} targets of the windows opened so far"),
-        ),
-        (total, done) => (
-            Is::False,
-            "Injecting",
-            format!("in place on {done} of {total} targets"),
-        ),
+        )),
+        (0, _) => Some((Is::False, "NotDue", "no window has opened yet".to_owned())),
+        (total, done) if done == total => Some((Is::True, "ReadBack", message)),
+        _ => Some((Is::False, "Injecting", message)),
     }
+}
+
+/// What has gone wrong with a fault, if anything has.
+fn failure<'a>(
+    mut targets: impl Iterator<Item = Seen<'a>> + Clone,
+    kills: &[&FaultStatus],
+) -> Option<Verdict> {
+    let early = |t: &Seen<'_>| t.is_state(TargetState::Interrupted) || *t == Seen::Lost;
+    if let Some(t) = targets.clone().find(early) {
+        let message = told(t, "a fault ended before its time");
+        return Some((Is::False, "Interrupted", message));
+    }
+    if let Some(t) = targets.find(|t| t.is_state(TargetState::Failed)) {
+        let message = told(t, "a fault could not be injected");
+        return Some((Is::False, "Failed", message));
+    }
+    let failed = kills.iter().find(|f| f.phase == FaultPhase::Failed)?;
+    let message = format!("fault {}: {}", failed.name, failed.message);
+    Some((Is::False, "Failed", message))
 }
 
 fn told(seen: Seen<'_>, otherwise: &str) -> String {
@@ -303,40 +308,40 @@ fn told(seen: Seen<'_>, otherwise: &str) -> String {
 /// Whether every fault has ended on every target.
 fn recovered(parts: &[Part<'_>]) -> Verdict {
     let targets = || parts.iter().flat_map(|p| p.targets.iter().copied());
+    if targets().any(|t| t == Seen::Lost) {
+        return (Is::Unknown, WITHDRAWN, NOBODY_REPORTS.to_owned());
+    }
     let unknown = targets().filter(|t| matches!(t, Seen::Unknown(_))).count();
     if unknown > 0 {
-        return (
-            Is::Unknown,
-            "AgentSilent",
-            format!("the agents of {unknown} targets are silent"),
-        );
+        let message = format!("of {unknown} targets the agent is silent");
+        return (Is::Unknown, "AgentSilent", message);
     }
     let injected = targets().filter(|t| t.was_injected()).count();
     let ended = targets()
         .filter(|t| t.was_injected() && t.is_final())
         .count();
-    if targets().all(Seen::is_final) {
-        return match injected {
-            0 => (
-                Is::True,
-                "NothingToUndo",
-                "nothing was injected on a node".to_owned(),
-            ),
-            n => (Is::True, "Recovered", format!("ended on all {n} targets")),
-        };
+    let message = format!("ended on {ended} of {injected} targets injected so far");
+    match targets().all(Seen::is_final) {
+        true if injected == 0 => {
+            let message = "nothing was injected on a node".to_owned();
+            (Is::True, "NothingToUndo", message)
+        }
+        true => (Is::True, "Recovered", message),
+        false => (Is::False, "NotOver", message),
     }
-    (
-        Is::False,
-        "NotOver",
-        format!("ended on {ended} of {injected} targets injected so far"),
-    )
 }
 
 /// What the nodes were checked for. Reports only add to it: an injection that is gone by now has
 /// reported before.
 pub(crate) fn cleanup(observed: &Observed, status: &mut ChaosExperimentStatus, now: Timestamp) {
     let injections = &observed.injections;
-    if injections.is_empty() {
+    let is_because = |reason: &str| {
+        let said = condition(&status.conditions, ConditionType::Clean);
+        said.is_some_and(|c| c.reason == reason)
+    };
+    let is_withdrawn = is_because(WITHDRAWN) || is_withdrawn(observed, status);
+    let is_doubted = is_because(NOT_REPORTED);
+    if injections.is_empty() && !is_withdrawn {
         return;
     }
     let audits = || {
@@ -359,10 +364,12 @@ pub(crate) fn cleanup(observed: &Observed, status: &mut ChaosExperimentStatus, n
         rechecked_at: latest(|a| a.rechecked_at.as_ref()),
         residue,
     };
-    let verdict = clean(&found);
-    let doubted = condition(&status.conditions, ConditionType::Clean)
-        .is_some_and(|c| c.reason == NOT_REPORTED);
-    if doubted && found.checked_at.is_none() {
+    let verdict = match clean(&found) {
+        verdict if verdict.0 == Is::False && verdict.1 == RESIDUE => verdict,
+        _ if is_withdrawn => (Is::Unknown, WITHDRAWN, NOBODY_REPORTS.to_owned()),
+        verdict => verdict,
+    };
+    if is_doubted && found.checked_at.is_none() {
         return;
     }
     if found.checked_at.is_some() {
@@ -375,6 +382,17 @@ pub(crate) fn cleanup(observed: &Observed, status: &mut ChaosExperimentStatus, n
         observed.experiment.metadata.generation,
         now,
     );
+}
+
+/// Somebody has deleted a node injection of a run that has started and is not over. Those of a
+/// finished run are deleted by the operator.
+fn is_withdrawn(observed: &Observed, status: &ChaosExperimentStatus) -> bool {
+    let is_on = status.start_time.is_some() && !status.phase.unwrap_or_default().is_terminal();
+    let (experiment, injections) = (&observed.experiment, &observed.injections);
+    is_on
+        && plan::undelivered(experiment, status, injections)
+            .next()
+            .is_some()
 }
 
 fn residue_of(injection: &NodeInjection) -> Vec<windtunnel_crds::residue::Residue> {
@@ -394,7 +412,7 @@ fn clean(found: &Cleanup) -> Verdict {
     match found {
         _ if left > 0 => (
             Is::False,
-            "Residue",
+            RESIDUE,
             format!("{left} things are left, see status.cleanup.residue"),
         ),
         Cleanup {
@@ -431,7 +449,7 @@ pub(crate) fn summarize(status: &mut ChaosExperimentStatus) {
         recovered: format!("{recovered}/{injected}"),
         clean: match clean.map(|c| (c.status.as_str(), c.reason.as_str())) {
             Some(("True", reason)) => reason.to_owned(),
-            Some(("False", "Residue")) => "Residue".to_owned(),
+            Some(("False", RESIDUE)) => RESIDUE.to_owned(),
             Some(("Unknown", _)) => "Unknown".to_owned(),
             _ => String::new(),
         },

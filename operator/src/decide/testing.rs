@@ -115,6 +115,8 @@ impl Sim {
                 containers: None,
                 peers: BTreeMap::new(),
                 cluster_dns: Vec::new(),
+                attempts: BTreeMap::new(),
+                trouble: None,
                 policy: Policy {
                     release_namespace: "windtunnel".to_owned(),
                     protected_namespaces: ["kube-system".to_owned()].into(),
@@ -163,6 +165,12 @@ impl Sim {
     pub(crate) fn restart_container(&mut self, pod: &str, id: &str) {
         let pod = self.pods.iter_mut().find(|p| p.name == pod).unwrap();
         id.clone_into(&mut pod.containers[0].id);
+    }
+
+    /// Somebody deletes the node injection of a node.
+    pub(crate) fn withdraw(&mut self, node: &str) {
+        let injections = &mut self.observed.injections;
+        injections.retain(|i| i.spec.node_name != node);
     }
 
     /// A pod is gone from the API.
@@ -289,11 +297,11 @@ impl Sim {
 
     /// The agent of a node reports a phase, and one state for all its targets.
     pub(crate) fn report(&mut self, node: &str, phase: InjectionPhase, state: TargetState) {
-        self.report_with(node, phase, |_| state);
+        self.report_faults(node, phase, |_| state);
     }
 
-    /// The agent of a node reports a phase, and a state for each target by the pod's name.
-    pub(crate) fn report_with(
+    /// The agent of a node reports a phase, and a state for each target by the fault's name.
+    pub(crate) fn report_faults(
         &mut self,
         node: &str,
         phase: InjectionPhase,
@@ -314,7 +322,7 @@ impl Sim {
                     .targets
                     .iter()
                     .find(|t| t.fault == fault.name && t.pod_uid == target.pod_uid);
-                let state = state(&target.pod_name);
+                let state = state(&fault.name);
                 let injected = before.and_then(|b| b.injected_at.clone());
                 targets.push(TargetStatus {
                     fault: fault.name.clone(),

@@ -264,6 +264,17 @@ impl Api {
         }
     }
 
+    /// Somebody deletes the node injection of a node.
+    pub(super) fn withdraw(&mut self, number: u8, laws: &mut Laws) {
+        let node = ["node1", "node2"][usize::from(number % 2)];
+        let before = self.injections.len();
+        self.injections.retain(|_, i| i.spec.node_name != node);
+        if self.injections.len() < before {
+            laws.withdrawn();
+            self.version += 1;
+        }
+    }
+
     /// What an agent reports; nothing happens if the injection is gone.
     pub(super) fn report(&mut self, name: &str, uid: &str, status: NodeInjectionStatus) {
         let found = self.injections.get_mut(name);

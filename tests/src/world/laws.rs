@@ -57,6 +57,8 @@ pub(super) struct Laws {
     /// How often each effect began.
     begun: BTreeMap<Key, usize>,
     killed: Vec<String>,
+    /// A node injection was deleted by hand: who had it cannot say that it is clean.
+    is_withdrawn: bool,
 }
 
 impl Laws {
@@ -67,6 +69,7 @@ impl Laws {
             deadline: None,
             begun: BTreeMap::new(),
             killed: Vec::new(),
+            is_withdrawn: false,
         }
     }
 
@@ -80,6 +83,10 @@ impl Laws {
 
     pub(super) fn ended(&mut self, now: Duration) {
         self.ended.get_or_insert(now);
+    }
+
+    pub(super) fn withdrawn(&mut self) {
+        self.is_withdrawn = true;
     }
 
     pub(super) fn told(&mut self, status: &ChaosExperimentStatus) {
@@ -253,7 +260,8 @@ impl Laws {
             return broken("a finished run has a finalizer".to_owned());
         }
         let clean = api.condition(ConditionType::Clean);
-        if is_all_there && clean.is_none_or(|(status, _)| status != "True") {
+        let is_told = is_all_there && !self.is_withdrawn;
+        if is_told && clean.is_none_or(|(status, _)| status != "True") {
             return broken(format!("{phase:?}, but Clean is {clean:?}"));
         }
         if phase == Phase::Completed

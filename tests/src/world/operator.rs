@@ -239,6 +239,8 @@ fn observe(now: Duration, api: &Api, experiment: ChaosExperiment) -> Observed {
             .map(|f| (f, Ok(PeerSet::default())))
             .collect(),
         cluster_dns: Vec::new(),
+        attempts: BTreeMap::new(),
+        trouble: None,
         policy: Policy {
             release_namespace: "windtunnel".to_owned(),
             protected_namespaces: ["kube-system".to_owned()].into(),

@@ -127,6 +127,11 @@ pub enum Event {
         /// Which.
         pod: u8,
     },
+    /// Somebody deletes the node injection of a node.
+    Withdraw {
+        /// Which.
+        node: u8,
+    },
     /// The user aborts the run.
     Abort,
     /// The user deletes the experiment.
@@ -166,6 +171,7 @@ fn event() -> impl Strategy<Value = Event> {
         2 => (node.clone(), long.clone()).prop_map(|(node, secs)| Event::Cut { node, secs }),
         1 => node.clone().prop_map(|node| Event::Reboot { node }),
         1 => node.clone().prop_map(|node| Event::Lose { node }),
+        1 => node.clone().prop_map(|node| Event::Withdraw { node }),
         1 => (node.clone(), short.clone()).prop_map(|(node, secs)| Event::Refuse { node, secs }),
         1 => (node.clone(), short.clone())
             .prop_map(|(node, secs)| Event::FillJournal { node, secs }),

@@ -7,10 +7,10 @@ use anyhow::{Result, ensure};
 use serde_json::Value;
 use windtunnel_tests::cluster::Signal;
 use windtunnel_tests::cluster::poll::until;
-use windtunnel_tests::product::Run;
+use windtunnel_tests::product::{NAMESPACE, Run};
 
 use super::scene::{SOON, Scene, Stopped, agent_is_ready, restarts};
-use super::stage::{Stage, Test};
+use super::stage::{Stage, Test, kubectl};
 use super::traces;
 
 /// What the kernel owns ends with its owner: no timer is in it, so the bound is patience.
@@ -26,6 +26,10 @@ pub(crate) const GENTLE: &[Test] = &[
         a_killed_injector_takes_its_fault_along,
     ),
     ("a_stopped_injector_is_killed", a_stopped_injector_is_killed),
+    (
+        "a_withdrawn_node_injection_is_taken_back_and_doubted",
+        a_withdrawn_node_injection_is_taken_back_and_doubted,
+    ),
 ];
 
 pub(crate) const ROUGH: &[Test] = &[
@@ -85,6 +89,35 @@ fn a_stopped_injector_is_killed(stage: &Stage) -> Result<()> {
             .node("node2")?
             .signal(injector, Signal::SIGSTOP)
     })
+}
+
+/// Somebody deletes a node injection: the fault ends at once, and since nobody can report that,
+/// the run says that it does not know, from then on.
+fn a_withdrawn_node_injection_is_taken_back_and_doubted(stage: &Stage) -> Result<()> {
+    let name = "a_withdrawn_node_injection_is_taken_back_and_doubted";
+    let scene = Scene::set(stage, name, "node1")?;
+    let (run, uid) = scene.silenced("run", &format!("{}s", WINDOW.as_secs()))?;
+    let moment = Instant::now();
+    for injection in traces::injections(stage, &uid)? {
+        let name = injection["metadata"]["name"].as_str().unwrap_or_default();
+        kubectl(stage, &["delete", "nodeinjection", name, "-n", NAMESPACE])?;
+    }
+    let took = scene.lamp.comes_back(moment, SOON)?;
+    ensure!(took < LEASE, "the fault ended {took:?} after the deletion");
+    run.until("the doubt", SOON, |s| {
+        s["faults"][0]["phase"] == "Failed" && s["summary"]["injected"] == "1/1"
+    })?;
+    for condition in ["Recovered", "Clean"] {
+        let said = run.condition(condition)?;
+        ensure!(
+            (said.0.as_str(), said.1.as_str()) == ("Unknown", "Withdrawn"),
+            "{condition} is {said:?}"
+        );
+    }
+    run.wait("Finished", SOON)?;
+    ensure!(run.phase()? == "Failed", "{}", run.status()?);
+    ensure!(run.condition("Clean")?.0 == "Unknown", "{}", run.status()?);
+    scene.is_as_before()
 }
 
 /// An agent is killed: its injectors end with it, and the next agent says so.

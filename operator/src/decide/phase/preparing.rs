@@ -16,12 +16,14 @@ use crate::{
         Action, Change, PREPARE,
         draw::{Draw, Refusal},
         ending::Ending,
-        guard,
+        guard, needs,
         plan::{self, Draws},
         rollup,
     },
 };
 
+/// What is going on while the nodes prepare.
+const CHECKING: &str = "checking the targets on their nodes";
 /// The longest that a start on many nodes is put into the future.
 const MAX_LEAD: SignedDuration = SignedDuration::from_secs(2);
 
@@ -121,7 +123,7 @@ impl Pass<'_> {
             "Preparing",
             "the run has not ended",
         );
-        "checking the targets on their nodes".clone_into(&mut self.status.message);
+        CHECKING.clone_into(&mut self.status.message);
         rollup::summarize(&mut self.status);
         if draws.is_empty() {
             return self.prepared();
@@ -164,7 +166,8 @@ impl Pass<'_> {
             self.set(ConditionType::Prepared, Is::False, "Refused", &message);
             return self.recover(Ending::PrepareRefused, &message);
         }
-        if !self.observed.candidates.is_empty() {
+        let is_late = needs::preparing_is_over(&self.observed.experiment, self.now);
+        if !is_late && !self.observed.candidates.is_empty() {
             // A target is gone or was never asked for: draw anew, keeping the others.
             match self.select() {
                 Ok(draws) if draws.values().all(Vec::is_empty) => {
@@ -178,20 +181,21 @@ impl Pass<'_> {
                 Err(refusal) => return self.recover(refusal.ending, &refusal.message),
             }
         }
-        let asked = self.status.prepare_time.as_ref().map_or(self.now, |t| t.0);
         let waiting = self.unprepared();
         if waiting.is_empty() {
             return self.prepared();
         }
-        if self.now >= asked + PREPARE {
-            let message = format!(
-                "no answer within {} s from {}",
-                PREPARE.as_secs(),
-                waiting.join(", ")
-            );
+        let trouble = self.observed.trouble.as_ref();
+        let trouble = trouble.map(|t| format!(" ({t})")).unwrap_or_default();
+        let waiting = waiting.join(", ");
+        if is_late {
+            let bound = PREPARE.as_secs();
+            let message = format!("no answer within {bound} s from {waiting}{trouble}");
             self.set(ConditionType::Prepared, Is::False, "Timeout", &message);
             return self.recover(Ending::PrepareTimeout, &message);
         }
+        self.status.message = format!("{CHECKING}{trouble}");
+        let asked = self.status.prepare_time.as_ref().map_or(self.now, |t| t.0);
         self.wake(asked + PREPARE);
     }
 

@@ -1,7 +1,8 @@
 //! The run is over: faults are taken back, and waited for no longer than they can last.
 
-use jiff::SignedDuration;
-use jiff::Timestamp;
+use std::collections::BTreeSet;
+
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use windtunnel_crds::{
     NodeInjection,
@@ -11,7 +12,7 @@ use windtunnel_crds::{
 };
 
 use super::{Pass, patch};
-use crate::decide::{Action, BOUNDS, Change, ending::Ending, rollup};
+use crate::decide::{Action, BOUNDS, Change, Observed, ending::Ending, plan, rollup};
 
 /// How long after the deadline nodes may take to report before they are told again.
 const REPORT: SignedDuration = SignedDuration::from_secs(2);
@@ -87,24 +88,20 @@ impl Pass<'_> {
             "{} did not report within the bound; by the bounds of its agent and kernel nothing is in place there, but nobody has looked",
             nodes.join(", ")
         );
+        let reason = if self.nodes_lost().is_empty() {
+            rollup::NOT_REPORTED
+        } else {
+            rollup::WITHDRAWN
+        };
         // Without a start nothing can have been injected, whoever is silent.
         if self.status.start_time.is_some() {
-            self.set(
-                ConditionType::Recovered,
-                Is::Unknown,
-                rollup::NOT_REPORTED,
-                &message,
-            );
+            self.set(ConditionType::Recovered, Is::Unknown, reason, &message);
         }
-        self.set(
-            ConditionType::Clean,
-            Is::Unknown,
-            rollup::NOT_REPORTED,
-            &message,
-        );
+        self.set(ConditionType::Clean, Is::Unknown, reason, &message);
     }
 
-    /// Nodes whose injection still exists and is not known to be over and checked.
+    /// Nodes whose injection is not known to be over and checked, and those that had something to
+    /// do and whose injection somebody has deleted.
     pub(super) fn nodes_left(&self) -> Vec<String> {
         let over = |i: &&NodeInjection| {
             i.status.as_ref().is_some_and(|s| match s.phase {
@@ -114,11 +111,25 @@ impl Pass<'_> {
                 _ => false,
             })
         };
-        self.observed
-            .injections
-            .iter()
-            .filter(|i| !over(i))
-            .map(|i| i.spec.node_name.clone())
-            .collect()
+        let open = self.observed.injections.iter().filter(|i| !over(i));
+        let open = open.map(|i| i.spec.node_name.clone());
+        let nodes: BTreeSet<String> = open.chain(self.nodes_lost()).collect();
+        nodes.into_iter().collect()
+    }
+
+    /// Nodes whose injection somebody has deleted before all was over.
+    pub(super) fn nodes_lost(&self) -> Vec<String> {
+        // Before the start a node injection that is missing is made again.
+        if self.status.start_time.is_none() {
+            return Vec::new();
+        }
+        let Observed {
+            experiment,
+            injections,
+            ..
+        } = self.observed;
+        let lost = plan::undelivered(experiment, &self.status, injections);
+        let lost: BTreeSet<String> = lost.map(str::to_owned).collect();
+        lost.into_iter().collect()
     }
 }

@@ -17,8 +17,8 @@ use crate::decide::{Action, Change, Observed, ending::Ending, kill, plan, rollup
 const RESOLVE: SignedDuration = SignedDuration::from_mins(1);
 /// How soon a host name that has no address is asked for again.
 const RETRY: SignedDuration = SignedDuration::from_secs(5);
-/// How often the pods of a kill are looked at until they are gone.
-const KILL_POLL: SignedDuration = SignedDuration::from_millis(500);
+/// How soon after a try to remove pods they are looked at; changes among them are seen anyhow.
+const KILL_LOOK: SignedDuration = SignedDuration::from_millis(500);
 
 impl Pass<'_> {
     pub(super) fn running(&mut self) {
@@ -34,11 +34,18 @@ impl Pass<'_> {
             return self.recover(Ending::DeadlineReached, "the deadline has passed");
         }
         self.start_nodes();
-        self.kill_pods();
         self.refresh_nodes();
+        self.kill_pods();
         rollup::roll_up(self.observed, &mut self.status, self.now);
-        if rollup::is_over(self.observed, &self.status) && self.nodes_left().is_empty() {
-            return self.end(Ending::WindowsClosed, "every window has closed");
+        if rollup::is_over(self.observed, &self.status) {
+            let message = "every window has closed";
+            if self.nodes_left().is_empty() {
+                return self.end(Ending::WindowsClosed, message);
+            }
+            // Nobody can report for a node injection that is gone: its bound is waited for.
+            if self.nodes_left() == self.nodes_lost() {
+                return self.recover(Ending::WindowsClosed, message);
+            }
         }
         self.status.message = progress(&self.status);
         rollup::summarize(&mut self.status);
@@ -69,10 +76,15 @@ impl Pass<'_> {
                 continue;
             };
             let kills = kill::proceed(self.observed, (fault, settings), status, self.now);
-            let active = status.phase == FaultPhase::Active;
+            let is_active = status.phase == FaultPhase::Active;
+            let look = if kills.is_empty() {
+                kill::AGAIN
+            } else {
+                KILL_LOOK
+            };
             self.actions.extend(kills.into_iter().map(Action::Kill));
-            if active {
-                self.wake(self.now + KILL_POLL);
+            if is_active {
+                self.wake(self.now + look);
             }
         }
     }

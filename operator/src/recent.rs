@@ -1,0 +1,146 @@
+//! What this replica did lately, by experiment: the caches may not show it yet, and no object
+//! says it. Lost with the process, and nothing depends on it but speed and words.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use kube::ResourceExt as _;
+use windtunnel_crds::ChaosExperiment;
+
+use crate::decide::Attempt;
+
+/// By the experiment's uid.
+#[derive(Debug, Default)]
+pub(crate) struct Recent(Mutex<HashMap<String, Doings>>);
+
+#[derive(Debug, Default)]
+struct Doings {
+    written: Option<Written>,
+    attempts: BTreeMap<String, Attempt>,
+    trouble: Option<String>,
+}
+
+/// What was last written, with the version that it replaced.
+#[derive(Debug)]
+struct Written {
+    replaced: Option<String>,
+    object: ChaosExperiment,
+}
+
+impl Recent {
+    /// A write of `seen` answered `object`.
+    pub(crate) fn wrote(&self, seen: &ChaosExperiment, object: ChaosExperiment) {
+        let written = Written {
+            replaced: seen.resource_version(),
+            object,
+        };
+        self.lock().entry(uid(seen)).or_default().written = Some(written);
+    }
+
+    /// The version of the experiment that the next write must carry.
+    pub(crate) fn version(&self, seen: &ChaosExperiment) -> Option<String> {
+        let recent = self.lock();
+        let written = recent.get(&uid(seen)).and_then(|d| d.written.as_ref());
+        let newer = written.filter(|w| w.replaced == seen.metadata.resource_version);
+        newer
+            .and_then(|w| w.object.resource_version())
+            .or_else(|| seen.resource_version())
+    }
+
+    /// The experiment as last written, where the cache does not show that yet.
+    pub(crate) fn freshest(&self, cached: Arc<ChaosExperiment>) -> Arc<ChaosExperiment> {
+        let mut recent = self.lock();
+        let Some(doings) = recent.get_mut(&uid(&cached)) else {
+            return cached;
+        };
+        match &doings.written {
+            Some(w) if w.replaced == cached.metadata.resource_version => Arc::new(w.object.clone()),
+            _ => {
+                doings.written = None;
+                cached
+            }
+        }
+    }
+
+    /// It was tried to remove a pod.
+    pub(crate) fn tried(&self, experiment: &ChaosExperiment, pod: String, attempt: Attempt) {
+        let mut recent = self.lock();
+        let doings = recent.entry(uid(experiment)).or_default();
+        doings.attempts.insert(pod, attempt);
+    }
+
+    /// How the last pass failed; `None`: it did not.
+    pub(crate) fn passed(&self, experiment: &ChaosExperiment, trouble: Option<String>) {
+        let mut recent = self.lock();
+        match (recent.get_mut(&uid(experiment)), trouble) {
+            (Some(doings), trouble) => doings.trouble = trouble,
+            (None, None) => {}
+            (None, trouble) => {
+                recent.entry(uid(experiment)).or_default().trouble = trouble;
+            }
+        }
+    }
+
+    /// The last tries to remove pods by their uid, and how the last pass failed.
+    pub(crate) fn doings(
+        &self,
+        experiment: &ChaosExperiment,
+    ) -> (BTreeMap<String, Attempt>, Option<String>) {
+        let recent = self.lock();
+        let doings = recent.get(&uid(experiment));
+        doings
+            .map(|d| (d.attempts.clone(), d.trouble.clone()))
+            .unwrap_or_default()
+    }
+
+    /// Forgets all experiments but those of these uids.
+    pub(crate) fn retain(&self, is_known: impl Fn(&str) -> bool) {
+        self.lock().retain(|uid, _| is_known(uid));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Doings>> {
+        // Every change is one statement: a panic leaves the map whole.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn uid(experiment: &ChaosExperiment) -> String {
+    experiment.uid().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::decide::testing::experiment;
+
+    fn at(version: &str) -> ChaosExperiment {
+        let mut experiment = experiment("{duration: 1m, faults: []}");
+        experiment.metadata.resource_version = Some(version.to_owned());
+        experiment
+    }
+
+    #[test]
+    fn a_write_counts_until_the_cache_has_moved_on() {
+        let recent = Recent::default();
+        assert_eq!(recent.version(&at("1")), Some("1".to_owned()));
+        recent.wrote(&at("1"), at("2"));
+        assert_eq!(recent.version(&at("1")), Some("2".to_owned()));
+        let seen = |version| recent.freshest(Arc::new(at(version))).resource_version();
+        assert_eq!(seen("1"), Some("2".to_owned()), "the cache is behind");
+        assert_eq!(seen("3"), Some("3".to_owned()), "the cache is ahead");
+        assert_eq!(seen("1"), Some("1".to_owned()), "and nothing is kept");
+    }
+
+    #[test]
+    fn what_is_gone_is_forgotten() {
+        let recent = Recent::default();
+        recent.passed(&at("1"), Some("no".to_owned()));
+        assert_eq!(recent.doings(&at("1")).1, Some("no".to_owned()));
+        recent.retain(|uid| uid == "run-uid");
+        assert_eq!(recent.lock().len(), 1);
+        recent.retain(|_| false);
+        assert!(recent.lock().is_empty());
+    }
+}
