@@ -77,7 +77,7 @@ impl ActError {
     }
 }
 
-/// Carries out `actions` for `experiment`; neighbours of one kind at the same time, kinds in
+/// Carries out `actions` for `experiment`, decided at `now`; neighbours of one kind at the same time, kinds in
 /// order. Stops at the first kind of which one fails; what was to be told is told even so, unless
 /// it is the status that could not be written.
 ///
@@ -87,6 +87,7 @@ pub(crate) async fn act(
     ctx: &Ctx,
     experiment: &ChaosExperiment,
     actions: Vec<Action>,
+    now: Timestamp,
 ) -> Result<(), ActError> {
     let mut actions = actions.into_iter().peekable();
     let mut failed = None;
@@ -101,7 +102,7 @@ pub(crate) async fn act(
             batch.push(next);
         }
         let mut done = stream::iter(batch)
-            .map(|action| perform(ctx, experiment, action))
+            .map(|action| perform(ctx, experiment, action, now))
             .buffer_unordered(PARALLEL);
         while let Some(result) = done.next().await {
             match result {
@@ -114,7 +115,12 @@ pub(crate) async fn act(
     failed.map_or(Ok(()), Err)
 }
 
-async fn perform(ctx: &Ctx, experiment: &ChaosExperiment, action: Action) -> Result<(), ActError> {
+async fn perform(
+    ctx: &Ctx,
+    experiment: &ChaosExperiment,
+    action: Action,
+    now: Timestamp,
+) -> Result<(), ActError> {
     if !may_write(&ctx.leadership) {
         return Err(ActError::NotLeader);
     }
@@ -162,7 +168,7 @@ async fn perform(ctx: &Ctx, experiment: &ChaosExperiment, action: Action) -> Res
             let uid = kill.uid.clone();
             let result = remove_pod(ctx, kill).await;
             let refusal = result.as_ref().err().map(|error| chain(error));
-            let attempt = Attempt { at: now(), refusal };
+            let attempt = Attempt { at: now, refusal };
             ctx.recent.tried(experiment, uid, attempt);
             // One that a disruption budget forbids is asked for again later.
             fine_if(|status| status.code == 429, result)

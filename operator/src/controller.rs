@@ -72,6 +72,33 @@ pub(crate) struct Ctx {
 }
 
 impl Ctx {
+    /// Nothing was done or seen yet.
+    pub(crate) fn new(
+        args: &Args,
+        client: &Client,
+        (injections, leadership): (Store<NodeInjection>, Leadership),
+        triggers: mpsc::UnboundedSender<ObjectRef<ChaosExperiment>>,
+        metrics: Metrics,
+    ) -> Self {
+        let reporter = Reporter {
+            controller: OPERATOR.to_owned(),
+            instance: Some(args.identity.clone()),
+        };
+        Self {
+            client: client.clone(),
+            policy: args.policy(),
+            cluster_dns: args.cluster_dns(),
+            injections,
+            fleet: Tracker::default(),
+            directories: Directories::new(client.clone(), triggers),
+            leadership,
+            recorder: Recorder::new(client.clone(), reporter),
+            metrics,
+            recent: Recent::default(),
+            stopped: AtomicBool::new(false),
+        }
+    }
+
     /// Whether the emergency stop is in force.
     pub(crate) fn is_stopped(&self) -> bool {
         self.stopped.load(Ordering::Acquire)
@@ -90,7 +117,7 @@ async fn reconcile(cached: Arc<ChaosExperiment>, ctx: Arc<Ctx>) -> Result<Requeu
     }
     let experiment = ctx.recent.freshest(cached);
     let started = Instant::now();
-    let result = pass(&ctx, experiment.clone()).await;
+    let result = pass(&ctx, experiment.clone(), act::now()).await;
     ctx.metrics.passes.inc();
     ctx.metrics
         .pass_seconds
@@ -103,11 +130,14 @@ async fn reconcile(cached: Arc<ChaosExperiment>, ctx: Arc<Ctx>) -> Result<Requeu
 }
 
 /// One pass over one experiment; when the next is due.
-async fn pass(ctx: &Ctx, experiment: Arc<ChaosExperiment>) -> Result<Option<Timestamp>, Error> {
-    let now = act::now();
+async fn pass(
+    ctx: &Ctx,
+    experiment: Arc<ChaosExperiment>,
+    now: Timestamp,
+) -> Result<Option<Timestamp>, Error> {
     let (observed, unread) = observe::observe(ctx, experiment, now).await?;
     let decision = decide::decide(&observed, now);
-    act::act(ctx, &observed.experiment, decision.actions).await?;
+    act::act(ctx, &observed.experiment, decision.actions, now).await?;
     unread.map_or(Ok(decision.wake_at), |error| Err(error.into()))
 }
 
@@ -156,23 +186,8 @@ pub async fn run_with(
     let (triggers, triggered) = mpsc::unbounded_channel();
     let (lead, leadership) = watch::channel(None);
     let (reader, writer) = reflector::store();
-    let reporter = Reporter {
-        controller: OPERATOR.to_owned(),
-        instance: Some(args.identity.clone()),
-    };
-    let ctx = Arc::new(Ctx {
-        client: client.clone(),
-        policy: args.policy(),
-        cluster_dns: args.cluster_dns(),
-        injections: reader,
-        fleet: Tracker::default(),
-        directories: Directories::new(client.clone(), triggers.clone()),
-        leadership: leadership.clone(),
-        recorder: Recorder::new(client.clone(), reporter),
-        metrics,
-        recent: Recent::default(),
-        stopped: AtomicBool::new(false),
-    });
+    let caches = (reader, leadership.clone());
+    let ctx = Arc::new(Ctx::new(&args, &client, caches, triggers.clone(), metrics));
     let all = Arc::new(tokio::sync::Notify::new());
     let mut parts = JoinSet::new();
     parts.spawn(watch_injections(
@@ -280,3 +295,7 @@ async fn sweep_loop(ctx: Arc<Ctx>, experiments: Store<ChaosExperiment>) -> &'sta
         }
     }
 }
+
+#[cfg(test)]
+#[path = "pass_tests.rs"]
+mod tests;

@@ -13,6 +13,8 @@ mod error;
 mod fleet;
 mod lease;
 mod metrics;
+#[cfg(test)]
+mod mock;
 mod observe;
 pub mod peers;
 mod recent;

@@ -58,7 +58,7 @@ fn a_fault_ends_at_its_deadline_without_an_operator(stage: &Stage) -> Result<()>
 fn a_paused_leader_is_replaced(stage: &Stage) -> Result<()> {
     let scene = Scene::set(stage, "a_paused_leader_is_replaced", "node2")?;
     let leader = stage.windtunnel.leader()?.context("nobody leads")?;
-    let (run, _) = scene.silenced("run", "24s")?;
+    let (run, _) = scene.silenced("run", "36s")?;
     let dark = Instant::now();
     let paused = Paused::operator(stage, &leader)?;
     let next = until("another leader", SOON, || {

@@ -22,8 +22,6 @@ use crate::{
     },
 };
 
-/// What is going on while the nodes prepare.
-const CHECKING: &str = "checking the targets on their nodes";
 /// The longest that a start on many nodes is put into the future.
 const MAX_LEAD: SignedDuration = SignedDuration::from_secs(2);
 
@@ -123,7 +121,7 @@ impl Pass<'_> {
             "Preparing",
             "the run has not ended",
         );
-        CHECKING.clone_into(&mut self.status.message);
+        self.status.message = self.checking();
         rollup::summarize(&mut self.status);
         if draws.is_empty() {
             return self.prepared();
@@ -185,18 +183,28 @@ impl Pass<'_> {
         if waiting.is_empty() {
             return self.prepared();
         }
-        let trouble = self.observed.trouble.as_ref();
-        let trouble = trouble.map(|t| format!(" ({t})")).unwrap_or_default();
-        let waiting = waiting.join(", ");
         if is_late {
-            let bound = PREPARE.as_secs();
-            let message = format!("no answer within {bound} s from {waiting}{trouble}");
+            let (bound, waiting) = (PREPARE.as_secs(), waiting.join(", "));
+            let message = self.with_trouble(&format!("no answer within {bound} s from {waiting}"));
             self.set(ConditionType::Prepared, Is::False, "Timeout", &message);
             return self.recover(Ending::PrepareTimeout, &message);
         }
-        self.status.message = format!("{CHECKING}{trouble}");
+        self.status.message = self.checking();
         let asked = self.status.prepare_time.as_ref().map_or(self.now, |t| t.0);
         self.wake(asked + PREPARE);
+    }
+
+    /// What is going on while the nodes prepare.
+    fn checking(&self) -> String {
+        self.with_trouble("checking the targets on their nodes")
+    }
+
+    /// With how the last pass failed, if it did.
+    fn with_trouble(&self, message: &str) -> String {
+        match &self.observed.trouble {
+            Some(trouble) => format!("{message} ({trouble})"),
+            None => message.to_owned(),
+        }
     }
 
     /// What a node said against its part, if one did.
