@@ -398,6 +398,9 @@ pub struct TargetStatus {
     /// When it was gone again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reverted_at: Option<MicroTime>,
+    /// When the fault ended early on one of the target's containers, while it goes on on others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interrupted_at: Option<MicroTime>,
     /// What took it back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reclaimed_by: Option<ReclaimedBy>,

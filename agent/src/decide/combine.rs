@@ -16,6 +16,10 @@ pub(super) fn combine(parts: Vec<TargetStatus>) -> TargetStatus {
     let reverted_at = (!is_open)
         .then(|| parts.iter().filter_map(|p| p.reverted_at.clone()).max())
         .flatten();
+    let early = parts.iter().filter(|p| p.state == TargetState::Interrupted);
+    let interrupted_at = is_open
+        .then(|| early.filter_map(|p| p.reverted_at.clone()).min())
+        .flatten();
     let sum = |pick: fn(&TargetStatus) -> Option<i64>| {
         let known: Vec<i64> = parts.iter().filter_map(pick).collect();
         (!known.is_empty()).then(|| known.iter().sum())
@@ -35,6 +39,7 @@ pub(super) fn combine(parts: Vec<TargetStatus>) -> TargetStatus {
     TargetStatus {
         state,
         injected_at,
+        interrupted_at,
         reverted_at,
         matched_packets,
         queue_drops,
@@ -67,6 +72,7 @@ mod tests {
         TargetStatus {
             state,
             injected_at: injected.then_some(MicroTime(Timestamp::UNIX_EPOCH)),
+            reverted_at: state.is_final().then_some(MicroTime(Timestamp::UNIX_EPOCH)),
             effect: [("millicores".to_owned(), 5)].into(),
             ..TargetStatus::default()
         }
@@ -97,6 +103,9 @@ mod tests {
                 "{parts:?}"
             );
             assert_eq!(whole.effect["millicores"], 10);
+            // That it ended early somewhere is told at once, not when all is over.
+            let is_early = parts.iter().any(|(s, _)| *s == Interrupted) && !state.is_final();
+            assert_eq!(whole.interrupted_at.is_some(), is_early, "{parts:?}");
         }
     }
 }

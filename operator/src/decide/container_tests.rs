@@ -1,11 +1,13 @@
 //! Faults on containers: which they are for, and that they are followed.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use windtunnel_crds::{
+    conditions::ConditionType as C,
     injection::{InjectionPhase as I, TargetState as T},
     status::Phase,
 };
 
-use super::testing::{Sim, candidate};
+use super::testing::{Sim, candidate, is};
 
 #[test]
 fn a_fault_on_containers_names_them_and_follows_their_ids() {
@@ -46,4 +48,27 @@ faults:
         sim.status().message
     );
     assert!(sim.observed.injections.is_empty());
+}
+
+#[test]
+fn an_early_end_on_one_container_is_told_while_the_fault_goes_on_on_another() {
+    let spec = "
+duration: 1m
+faults:
+- name: hot
+  target: {selector: {matchLabels: {app: x}}}
+  cpu: {load: 50}
+";
+    let mut sim = Sim::new(spec, vec![candidate("p0", "node1")]);
+    sim.settle();
+    sim.all(I::Prepared, T::Prepared);
+    sim.all(I::Running, T::Injected);
+    assert_eq!(sim.condition(C::Injected), is("True", "ReadBack"));
+    let now = MicroTime(sim.now);
+    let status = sim.observed.injections[0].status.as_mut().unwrap();
+    status.targets[0].interrupted_at = Some(now);
+    sim.settle();
+    assert_eq!(sim.phase(), Phase::Running);
+    assert_eq!(sim.condition(C::Injected), is("False", "Interrupted"));
+    assert_eq!(sim.fault("hot").interrupted, 1);
 }

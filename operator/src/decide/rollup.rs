@@ -53,6 +53,12 @@ impl<'a> Seen<'a> {
         self == Self::Lost || self.status().is_some_and(|s| s.state.is_final())
     }
 
+    fn ended_early(self) -> bool {
+        let is_early =
+            |s: &TargetStatus| s.state == TargetState::Interrupted || s.interrupted_at.is_some();
+        self == Self::Lost || self.status().is_some_and(is_early)
+    }
+
     fn is_state(self, state: TargetState) -> bool {
         self.status().is_some_and(|s| s.state == state)
     }
@@ -144,7 +150,7 @@ fn count(observed: &Observed, part: &Part<'_>, fault: &mut FaultStatus) {
     fault.desired = u32::try_from(fault.draw.len()).unwrap_or(u32::MAX);
     fault.injected = of(&|t| t.was_injected()).max(fault.injected);
     fault.recovered = of(&|t| t.was_injected() && t.is_final()).max(fault.recovered);
-    fault.interrupted = of(&|t| t == Seen::Lost || t.is_state(TargetState::Interrupted));
+    fault.interrupted = of(&|t| t.ended_early());
     fault.failed = of(&|t| t.is_state(TargetState::Failed));
     let ended = part.targets.iter().all(|t| t.is_final());
     fault.phase = match () {
@@ -281,8 +287,7 @@ fn failure<'a>(
     mut targets: impl Iterator<Item = Seen<'a>> + Clone,
     kills: &[&FaultStatus],
 ) -> Option<Verdict> {
-    let early = |t: &Seen<'_>| t.is_state(TargetState::Interrupted) || *t == Seen::Lost;
-    if let Some(t) = targets.clone().find(early) {
+    if let Some(t) = targets.clone().find(|t| t.ended_early()) {
         let message = told(t, "a fault ended before its time");
         return Some((Is::False, "Interrupted", message));
     }

@@ -333,6 +333,7 @@ impl Sim {
                     message: String::new(),
                     injected_at: injected.or((state == TargetState::Injected).then(|| now.clone())),
                     reverted_at: state.is_final().then(|| now.clone()),
+                    interrupted_at: None,
                     reclaimed_by: None,
                     matched_packets: (state == TargetState::Injected).then_some(7),
                     queue_drops: None,
