@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use thiserror::Error;
 use windtunnel_crds::{
     NodeInjectionStatus,
-    residue::{ReclaimedBy, Residue, ResidueKind},
+    residue::{ReclaimedBy, ResidueKind},
 };
 use windtunnel_runtime::chain;
 
@@ -23,6 +23,7 @@ use crate::{
     node::Node,
     prepare,
     supervisor::SupervisorError,
+    sweep,
     wire::{NetworkTask, Order, Task, WireError},
 };
 
@@ -78,6 +79,10 @@ fn perform(
     reports: &mut Vec<Report>,
 ) -> Result<(), ActError> {
     match step {
+        Step::Sweep => {
+            sweep::sweep(node, now);
+            Ok(())
+        }
         Step::Prepare { injection } => {
             prepare::prepare(node, &injection, now);
             Ok(())
@@ -283,24 +288,9 @@ fn check(
         .then_some(ReclaimedBy::Agent);
     write(node, key, |entry| {
         if let State::Ended(ended) = &mut entry.state {
-            ended.residue = merge(std::mem::take(&mut ended.residue), found);
+            ended.residue = audit::merge(std::mem::take(&mut ended.residue), found);
             ended.reclaimed_by = ended.reclaimed_by.or(by);
             done(ended, now.wall);
         }
     })
-}
-
-/// What was found before stays in the record; what is found again replaces it.
-fn merge(old: Vec<Residue>, new: Vec<Residue>) -> Vec<Residue> {
-    let kept = old
-        .into_iter()
-        .filter(|o| !new.iter().any(|n| n.kind == o.kind && n.name == o.name));
-    let kept = kept.map(|residue| Residue {
-        removed: true,
-        ..residue
-    });
-    let mut all: Vec<Residue> = kept.collect();
-    all.extend(new);
-    all.sort();
-    all
 }

@@ -60,16 +60,22 @@ fn expected(node: &Node, entry: &Entry, network: &NetworkEntry) -> BTreeSet<Stri
     let others = entries.filter_map(|other| Some((other, other.network()?)));
     let others = others.filter(|(other, its)| {
         let same = its.netns == network.netns && other.boot_id == entry.boot_id;
-        let cleaned = other.ended().is_some_and(|e| e.checked.is_some());
-        same && other.key != entry.key && !cleaned
+        same && other.key != entry.key
     });
-    others
-        .flat_map(|(other, its)| {
-            let table = match other.state {
+    names(others.map(|(other, _)| other))
+}
+
+/// The names of tables and links that some entries account for.
+pub(crate) fn names<'a>(entries: impl Iterator<Item = &'a Entry>) -> BTreeSet<String> {
+    let open = entries.filter(|e| e.ended().is_none_or(|ended| ended.checked.is_none()));
+    open.filter_map(|entry| Some((entry, entry.network()?)))
+        .flat_map(|(entry, network)| {
+            let table = match entry.state {
                 State::Ended(_) | State::Prepared => None,
-                _ => Some(its.table.clone()),
+                _ => Some(network.table.clone()),
             };
-            its.detours.iter().map(|d| d.ifb.to_string()).chain(table)
+            let links = network.detours.iter().map(|d| d.ifb.to_string());
+            links.chain(table)
         })
         .collect()
 }
@@ -97,17 +103,17 @@ fn children(node: &Node, group: &Path) -> Vec<Residue> {
     found
 }
 
-fn remove_table(netns: &NetNs, name: String) -> Residue {
+pub(crate) fn remove_table(netns: &NetNs, name: String) -> Residue {
     let removed = nft::delete_table(netns, &name).map_err(|e| chain(&e));
     residue(ResidueKind::Table, name, removed)
 }
 
-fn remove_link(netns: &NetNs, name: String) -> Residue {
+pub(crate) fn remove_link(netns: &NetNs, name: String) -> Residue {
     let removed = impair::remove_named(netns, &name).map_err(|e| chain(&e));
     residue(ResidueKind::Link, name, removed)
 }
 
-fn residue(kind: ResidueKind, name: String, removed: Result<(), String>) -> Residue {
+pub(crate) fn residue(kind: ResidueKind, name: String, removed: Result<(), String>) -> Residue {
     Residue {
         node: String::new(),
         kind,
@@ -116,4 +122,19 @@ fn residue(kind: ResidueKind, name: String, removed: Result<(), String>) -> Resi
         removed: removed.is_ok(),
         message: removed.err().unwrap_or_default(),
     }
+}
+
+/// What was found before stays in the record; what is found again replaces it.
+pub(crate) fn merge(old: Vec<Residue>, new: Vec<Residue>) -> Vec<Residue> {
+    let kept = old
+        .into_iter()
+        .filter(|o| !new.iter().any(|n| n.kind == o.kind && n.name == o.name));
+    let kept = kept.map(|residue| Residue {
+        removed: true,
+        ..residue
+    });
+    let mut all: Vec<Residue> = kept.collect();
+    all.extend(new);
+    all.sort();
+    all
 }

@@ -13,12 +13,14 @@ use windtunnel_crds::{
 
 use crate::{
     kernel::nft::Table,
-    model::{Ended, Entry, Key, Window},
+    model::{Ended, Entry, Key, Sweep, Window},
     supervisor::Live,
 };
 
 mod combine;
 mod lifecycle;
+#[cfg(test)]
+mod lost;
 mod prepare;
 mod report;
 #[cfg(test)]
@@ -40,6 +42,10 @@ pub const SILENCE: Duration = Duration::from_secs(3);
 pub const DESERTED: Duration = Duration::from_secs(2);
 /// How long a container that has ended may have no successor before its faults are given up.
 pub const RESTART: Duration = Duration::from_mins(1);
+/// How often residue that could not be removed is tried again.
+pub const AGAIN: Duration = Duration::from_secs(5);
+/// How often a node that could not be looked at as a whole is looked at again.
+pub const LOOK_AGAIN: Duration = Duration::from_mins(1);
 /// How long reports are held back while more is about to happen.
 pub const HOLD: Duration = Duration::from_millis(500);
 
@@ -56,6 +62,8 @@ pub struct Observed {
     pub has_control_plane: bool,
     /// How far the node's clock is ahead of the operator's, in milliseconds; `None` while unknown.
     pub clock_offset: Option<i64>,
+    /// The last look at the whole node; `None` until this agent has looked.
+    pub sweep: Option<Sweep>,
     /// The journal.
     pub entries: BTreeMap<Key, Entry>,
     /// The injectors.
@@ -116,6 +124,8 @@ pub enum Kill {
 /// One thing to do.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
+    /// Look at the whole node for what is ours and stands in no entry, and remove it.
+    Sweep,
     /// Check every target of an injection and, unless it is a dry run, build what is inert.
     Prepare {
         /// Uid of the injection.
@@ -225,6 +235,12 @@ pub struct Now {
 #[must_use]
 pub fn decide(observed: &Observed, now: Now) -> Decision {
     let mut decision = Decision::default();
+    // What the journal does not know is looked for before anything is begun, or said.
+    let Some(sweep) = &observed.sweep else {
+        decision.push(Step::Sweep);
+        return decision;
+    };
+    sweep_again(sweep, now, &mut decision);
     for (key, entry) in &observed.entries {
         lifecycle::advance(observed, key, entry, now, &mut decision);
     }
@@ -233,6 +249,22 @@ pub fn decide(observed: &Observed, now: Now) -> Decision {
         report::advance(observed, uid, injection, now, &mut decision);
     }
     decision
+}
+
+fn sweep_again(sweep: &Sweep, now: Now, decision: &mut Decision) {
+    let pause = match sweep {
+        _ if sweep.has_left() => AGAIN,
+        Sweep {
+            unread: Some(_), ..
+        } => LOOK_AGAIN,
+        _ => return,
+    };
+    let due = sweep.swept_at + pause;
+    if now.boot >= due {
+        decision.push(Step::Sweep);
+    } else {
+        decision.wake(due);
+    }
 }
 
 impl Decision {

@@ -35,6 +35,8 @@ mod kill;
 mod network;
 mod pause;
 
+/// What an injector is started as.
+pub(crate) const COMMAND: [&str; 2] = ["/proc/self/exe", "inject"];
 /// How long an effect may take to show after it was brought about.
 const PROOF: Duration = Duration::from_secs(10);
 /// How often an effect that does not show yet is looked at.
@@ -99,6 +101,13 @@ trait Effect {
     }
     /// What the fault has met; an error says what is missing of the effect.
     fn check(&mut self) -> Result<Counts, String>;
+}
+
+/// Whether a process is an injector, by its arguments; one of a pod that calls itself so is none.
+pub(crate) fn is_one(proc: &Proc, pid: i32) -> bool {
+    let arguments = proc.arguments(pid);
+    let told = COMMAND.iter().map(|word| word.as_bytes());
+    arguments.iter().map(Vec::as_slice).take(2).eq(told) && proc.is_beside(pid, 1)
 }
 
 /// The controller in whose hierarchy the container of a fault is looked for.

@@ -5,6 +5,7 @@
 //! it never stops the rest.
 
 use std::{
+    cmp::Reverse,
     collections::BTreeMap,
     fs::{self, File, OpenOptions},
     io::{self, Write as _},
@@ -19,6 +20,8 @@ use crate::model::{Entry, FORMAT, Key};
 
 /// Most entries; a node has at most some hundred pods, each with a few faults.
 const MAX_ENTRIES: usize = 4096;
+/// Most files that are kept of those set aside; the newest.
+const MAX_ASIDE: usize = 64;
 /// Largest entry, in bytes.
 const MAX_SIZE: u64 = 64 * 1024;
 
@@ -68,7 +71,8 @@ pub struct SetAside {
 }
 
 impl Journal {
-    /// Opens the journal in `directory`, which is made if it is missing, and reads what is there.
+    /// Opens the journal in `directory`, which is made if it is missing, and reads what is there:
+    /// the entries, and what is set aside, by this agent or one before it.
     ///
     /// # Errors
     /// Where the directory cannot be used or another agent uses it.
@@ -89,7 +93,8 @@ impl Journal {
             entries: BTreeMap::new(),
             _lock: lock,
         };
-        let set_aside = journal.read(&aside)?;
+        journal.read(&aside)?;
+        let set_aside = Self::aside(&aside)?;
         Ok((journal, set_aside))
     }
 
@@ -156,16 +161,9 @@ impl Journal {
     }
 
     /// Reads all entries; moves what is none into `aside`.
-    fn read(&mut self, aside: &Path) -> Result<Vec<SetAside>, JournalError> {
-        let mut set_aside = Vec::new();
-        let listing =
-            fs::read_dir(&self.directory).map_err(|e| failed("read", &self.directory, e))?;
-        for file in listing {
-            let path = file.map_err(|e| failed("read", &self.directory, e))?.path();
-            let name = path
-                .file_name()
-                .map(|n| n.to_string_lossy().into_owned())
-                .unwrap_or_default();
+    fn read(&mut self, aside: &Path) -> Result<(), JournalError> {
+        for path in list(&self.directory)? {
+            let name = path.file_name().unwrap_or_default();
             if path.is_dir() || name == "lock" {
                 continue;
             }
@@ -177,18 +175,43 @@ impl Journal {
                 Ok(entry) if self.path(&entry.key) == path => {
                     self.entries.insert(entry.key.clone(), entry);
                 }
-                other => {
-                    let message = other
-                        .err()
-                        .unwrap_or_else(|| "its name does not belong to its content".to_owned());
-                    fs::rename(&path, aside.join(&name))
-                        .map_err(|e| failed("set aside", &path, e))?;
-                    set_aside.push(SetAside { name, message });
-                }
+                _ => fs::rename(&path, aside.join(name))
+                    .map_err(|e| failed("set aside", &path, e))?,
             }
         }
-        Ok(set_aside)
+        Ok(())
     }
+
+    /// What lies in `aside`: it stays for whoever wants to know what it was, within a bound.
+    fn aside(aside: &Path) -> Result<Vec<SetAside>, JournalError> {
+        let mut files = list(aside)?;
+        files.retain(|path| path.is_file());
+        let changed = |path: &PathBuf| fs::metadata(path).and_then(|m| m.modified()).ok();
+        files.sort_by_cached_key(|path| (Reverse(changed(path)), path.clone()));
+        for path in files.split_off(files.len().min(MAX_ASIDE)) {
+            fs::remove_file(&path).map_err(|e| failed("remove", &path, e))?;
+        }
+        let told = files.into_iter().map(|path| SetAside {
+            message: read_entry(&path)
+                .err()
+                .unwrap_or_else(|| "its name does not belong to its content".to_owned()),
+            name: path
+                .file_name()
+                .map(|n| n.to_string_lossy().into_owned())
+                .unwrap_or_default(),
+        });
+        Ok(told.collect())
+    }
+}
+
+/// What is in a directory.
+fn list(directory: &Path) -> Result<Vec<PathBuf>, JournalError> {
+    let read = || {
+        fs::read_dir(directory)?
+            .map(|file| Ok(file?.path()))
+            .collect::<io::Result<Vec<_>>>()
+    };
+    read().map_err(|e| failed("read", directory, e))
 }
 
 fn read_entry(path: &Path) -> Result<Entry, String> {
@@ -285,8 +308,24 @@ mod tests {
         );
         assert!(dir.path().join("aside/cut.json").exists());
         drop(journal);
+        let (_, again) = Journal::open(dir.path()).unwrap();
+        let sorted = |mut aside: Vec<SetAside>| {
+            aside.sort_by(|a, b| a.name.cmp(&b.name));
+            aside
+        };
+        assert_eq!(sorted(again), sorted(aside), "told until it is removed");
+    }
+
+    #[test]
+    fn a_bounded_number_of_files_is_kept_aside() {
+        let dir = tempfile::tempdir().unwrap();
+        for i in 0..=MAX_ASIDE {
+            fs::write(dir.path().join(format!("{i}.json")), "{}").unwrap();
+        }
         let (_, aside) = Journal::open(dir.path()).unwrap();
-        assert!(aside.is_empty(), "set aside once");
+        assert_eq!(aside.len(), MAX_ASIDE);
+        let kept = fs::read_dir(dir.path().join("aside")).unwrap();
+        assert_eq!(kept.count(), MAX_ASIDE);
     }
 
     #[test]

@@ -24,6 +24,7 @@ pub mod prepare;
 pub mod probe;
 pub mod replay;
 pub mod supervisor;
+pub mod sweep;
 pub mod targets;
 #[cfg(test)]
 mod testing;

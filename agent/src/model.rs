@@ -17,7 +17,8 @@ use crate::kernel::{
     qdisc::Netem,
 };
 
-/// The form of a journal entry; a newer agent reads older forms, an older one sets newer ones aside.
+/// The form of a journal entry. An agent reads its own form only; entries of any other are set aside
+/// and reported.
 pub const FORMAT: u32 = 1;
 
 /// Which fault on which target.
@@ -253,6 +254,33 @@ pub struct Ended {
     pub rechecked: Option<Timestamp>,
     /// What the checks found.
     pub residue: Vec<Residue>,
+}
+
+/// A look at the whole node for what is ours and stands in no entry.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sweep {
+    /// When.
+    pub at: Timestamp,
+    /// The same on the boot clock.
+    pub swept_at: Duration,
+    /// What was found, by this look and those before it.
+    pub residue: Vec<Residue>,
+    /// What could not be looked at, if anything.
+    pub unread: Option<String>,
+}
+
+impl Sweep {
+    /// Everything was looked at, and nothing is left.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        self.unread.is_none() && !self.has_left()
+    }
+
+    /// Something that was found is still there.
+    #[must_use]
+    pub fn has_left(&self) -> bool {
+        self.residue.iter().any(|r| !r.removed)
+    }
 }
 
 /// What a fault has met so far.

@@ -25,7 +25,7 @@ use crate::{
         proc::{Proc, ProcError, boottime},
     },
     metrics::Metrics,
-    model::{Key, State},
+    model::{Key, State, Sweep},
     probe,
     supervisor::Supervisor,
     targets::{Places, is_deserted},
@@ -70,6 +70,8 @@ pub struct Node {
     pub(crate) preparations: BTreeMap<String, Preparation>,
     pub(crate) reports: BTreeMap<String, Reported>,
     pub(crate) set_aside: Vec<SetAside>,
+    /// The last look at the whole node.
+    pub(crate) sweep: Option<Sweep>,
     pub(crate) metrics: Metrics,
     /// When injectors were first killed, on the boot clock.
     pub(crate) killed_at: BTreeMap<Key, Duration>,
@@ -105,6 +107,7 @@ impl Node {
             preparations: BTreeMap::new(),
             reports: BTreeMap::new(),
             set_aside,
+            sweep: None,
             metrics,
             killed_at: BTreeMap::new(),
             capabilities: Vec::new(),
@@ -195,6 +198,7 @@ impl Node {
             stop: self.known.stop,
             has_control_plane: fresh(self.known.lease_seen) && fresh(self.known.listed),
             clock_offset: self.known.clock_offset,
+            sweep: self.sweep.clone(),
             entries: self.journal.entries().clone(),
             live: self.supervisor.live(),
             kills: self.kills.clone(),
@@ -229,13 +233,15 @@ impl Node {
     pub fn residue(&self) -> Vec<Residue> {
         let ended = self.journal.entries().values().filter_map(|e| e.ended());
         let mut residue: Vec<Residue> = ended.flat_map(|e| e.residue.clone()).collect();
+        residue.extend(self.sweep.iter().flat_map(|s| s.residue.clone()));
+        // What such an entry spoke of may be there until the whole node was looked at.
+        let is_looked_for = self.sweep.as_ref().is_some_and(Sweep::is_complete);
         residue.extend(self.set_aside.iter().map(|file| Residue {
             node: String::new(),
             kind: ResidueKind::JournalEntry,
             name: file.name.clone(),
             pod: String::new(),
-            // Set aside is out of the way; what it spoke of is looked for by its marks.
-            removed: true,
+            removed: is_looked_for,
             message: file.message.clone(),
         }));
         residue

@@ -15,6 +15,7 @@ use jiff::Timestamp;
 use thiserror::Error;
 
 use crate::{
+    inject,
     kernel::proc::{Proc, ProcError, ProcessHandle, ProcessId},
     model::{Counts, Key},
     wire::{BEAT, Down, Line, Order, Task, Up, WireError},
@@ -104,8 +105,9 @@ impl Supervisor {
         now: Duration,
     ) -> Result<ProcessId, SupervisorError> {
         let (line, theirs) = Line::pair()?;
-        let child = Command::new("/proc/self/exe")
-            .arg("inject")
+        let [program, word] = inject::COMMAND;
+        let child = Command::new(program)
+            .arg(word)
             .env_clear()
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::null())

@@ -326,6 +326,10 @@ pub struct NodeInjectionStatus {
     /// Where the node is with it.
     #[serde(default)]
     pub phase: InjectionPhase,
+    /// The boot id of the kernel that this status speaks of.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[schemars(length(max = 64))]
+    pub boot_id: String,
     /// The generation of the spec that this status speaks of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,

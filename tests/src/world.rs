@@ -179,6 +179,7 @@ impl World {
             Event::KillInjector { node } => self.node(*node).kernel.kill_one(),
             Event::StopInjector { node, secs } => self.node(*node).kernel.stop_one(seconds(secs)),
             Event::Vanish { node } => self.node(*node).kernel.vanish_one(),
+            Event::LoseJournal { node } => self.node(*node).lose_journal(now),
             Event::Cut { node, secs } => self.node(*node).cut(seconds(secs)),
             Event::Reboot { node } => self.node(*node).reboot(now, Some(Duration::from_secs(10))),
             Event::Lose { node } => self.node(*node).reboot(now, None),

@@ -9,7 +9,7 @@ use windtunnel_crds::{
     residue::ReclaimedBy,
 };
 
-use super::{Decision, Kill, LATE, Now, Observed, RESTART, SILENCE, Step, WAIT};
+use super::{AGAIN, Decision, Kill, LATE, Now, Observed, RESTART, SILENCE, Step, WAIT};
 use crate::{
     kernel::nft::Table,
     model::{Act, Counts, Ended, Entry, Key, Objects, State, Window},
@@ -20,9 +20,6 @@ use crate::{
 
 /// How often a target that has not drained or cannot be cleaned is tried again.
 const RETRY: Duration = Duration::from_millis(200);
-
-/// How often residue that could not be removed is tried again.
-const AGAIN: Duration = Duration::from_secs(5);
 /// An injector that ended after so long a silence had not been renewing its lease: one that works
 /// speaks every second, and an end by somebody else's hand is seen at once.
 const MUTE: Duration = Duration::from_millis(1_500);

@@ -11,6 +11,9 @@ use windtunnel_crds::{
 use super::{Decision, HOLD, Now, Observed, Preparation, Step, combine, keys};
 use crate::model::{Counts, Ended, Entry, Key, State};
 
+/// The reason of a target that was not injected before its run was ended.
+const NEVER_INJECTED: &str = "NeverInjected";
+
 /// Tells the operator what is new; waits a moment where more is about to follow.
 pub(super) fn advance(
     o: &Observed,
@@ -106,13 +109,14 @@ fn status(o: &Observed, uid: &str, injection: &NodeInjection) -> Option<NodeInje
     let (reason, message) = refusal.unwrap_or_default();
     Some(NodeInjectionStatus {
         phase,
+        boot_id: o.boot_id.clone(),
         observed_generation: prepared
             .and_then(|p| p.generation)
             .filter(|_| !ended_before)
             .or(injection.metadata.generation),
         reason,
         message,
-        audit: audit(o, uid, phase),
+        audit: audit(o, uid, injection, phase),
         targets,
     })
 }
@@ -178,11 +182,24 @@ fn part_status(
     {
         return verdict.clone();
     }
-    without_entry(injection, base)
+    without_entry(o, injection, base)
 }
 
 /// A target that the journal does not know: nothing of it is in place.
-fn without_entry(injection: &NodeInjection, base: TargetStatus) -> TargetStatus {
+fn without_entry(o: &Observed, injection: &NodeInjection, base: TargetStatus) -> TargetStatus {
+    let boot_id = injection.status.as_ref().map(|s| s.boot_id.as_str());
+    let is_rebooted = boot_id.is_some_and(|id| !id.is_empty() && id != o.boot_id);
+    let (reason, message) = if is_rebooted {
+        (
+            "NodeRebooted",
+            "the node was rebooted; the fault ended with it",
+        )
+    } else {
+        (
+            "JournalLost",
+            "the node's journal does not know the fault any more; it ended with the agent before",
+        )
+    };
     let told = injection.status.iter().flat_map(|s| &s.targets);
     let before = told
         .into_iter()
@@ -191,15 +208,14 @@ fn without_entry(injection: &NodeInjection, base: TargetStatus) -> TargetStatus 
         Some(before) if before.state.is_final() => before.clone(),
         Some(before) if before.injected_at.is_some() => TargetStatus {
             state: TargetState::Interrupted,
-            reason: "NodeRebooted".to_owned(),
-            message: "the node's journal is gone, as after a reboot, and the fault with it"
-                .to_owned(),
+            reason: reason.to_owned(),
+            message: message.to_owned(),
             reclaimed_by: Some(windtunnel_crds::residue::ReclaimedBy::Kernel),
             ..before.clone()
         },
         _ if injection.spec.abort => TargetStatus {
             state: TargetState::Recovered,
-            reason: "NeverInjected".to_owned(),
+            reason: NEVER_INJECTED.to_owned(),
             ..base
         },
         _ if injection.spec.start_time.is_some() => TargetStatus {
@@ -299,47 +315,91 @@ fn counted(entry: &Entry, counts: Counts, base: TargetStatus) -> TargetStatus {
     }
 }
 
-/// What the checks of all targets together say; nothing while one of them is outstanding.
-fn audit(o: &Observed, uid: &str, phase: InjectionPhase) -> Option<Audit> {
+/// What the checks of all targets together say; nothing while one of them is outstanding. What the
+/// journal has lost counts as checked when the whole node was looked at.
+fn audit(
+    o: &Observed,
+    uid: &str,
+    injection: &NodeInjection,
+    phase: InjectionPhase,
+) -> Option<Audit> {
     if !matches!(phase, InjectionPhase::Recovered | InjectionPhase::Refused) {
         return None;
     }
-    let entries: Vec<&Entry> = o
-        .entries
-        .values()
-        .filter(|e| e.key.injection == uid)
-        .collect();
-    let checked: Option<Vec<_>> = entries
-        .iter()
-        .map(|e| e.ended()?.checked.map(|c| c.0))
-        .collect();
-    let rechecked: Option<Vec<_>> = entries.iter().map(|e| e.ended()?.rechecked).collect();
-    if entries.is_empty() {
-        // Nothing of it is or was on this node as far as the journal knows; an earlier report may
-        // know more.
-        let told = o
-            .injection(uid)
-            .and_then(|i| i.status.as_ref()?.audit.clone());
-        return Some(told.unwrap_or_else(|| Audit {
-            checked_at: begun(o, uid),
-            ..Audit::default()
-        }));
+    let entries = || o.entries.values().filter(|e| e.key.injection == uid);
+    let told = injection.status.as_ref().and_then(|s| s.audit.as_ref());
+    let is_lost = has_lost(o, uid, injection);
+    if entries().next().is_none() {
+        // Nothing of it is on this node as far as the journal knows; an earlier report may know more.
+        match told {
+            Some(told) if !is_lost || is_settled(told) => return Some(told.clone()),
+            None if !is_lost => {
+                return Some(Audit {
+                    checked_at: begun(injection),
+                    ..Audit::default()
+                });
+            }
+            _ => {}
+        }
     }
+    let sweep = o.sweep.as_ref().filter(|_| is_lost);
+    let swept = is_lost.then(|| sweep.filter(|s| s.unread.is_none()).map(|s| s.at));
+    let checked = entries().map(|e| e.ended()?.checked.map(|c| c.0));
+    let rechecked: Option<Vec<_>> = entries().map(|e| e.ended()?.rechecked).collect();
     Some(Audit {
-        checked_at: checked.and_then(|t| t.into_iter().max()).map(MicroTime),
-        rechecked_at: rechecked.and_then(|t| t.into_iter().max()).map(MicroTime),
-        residue: entries
-            .iter()
+        checked_at: checked
+            .chain(swept)
+            .collect::<Option<Vec<_>>>()
+            .and_then(|t| t.into_iter().max())
+            .map(MicroTime),
+        rechecked_at: rechecked
+            .filter(|_| !is_lost)
+            .and_then(|t| t.into_iter().max())
+            .map(MicroTime),
+        residue: entries()
             .filter_map(|e| e.ended())
-            .flat_map(|e| e.residue.clone())
+            .flat_map(|e| &e.residue)
+            .chain(sweep.iter().flat_map(|s| &s.residue))
+            .cloned()
             .collect(),
     })
 }
 
+/// There is nothing more to find out.
+fn is_settled(told: &Audit) -> bool {
+    told.checked_at.is_some() && told.residue.iter().all(|r| r.removed)
+}
+
+/// An agent before this one had begun something for a target that the journal does not know.
+fn has_lost(o: &Observed, uid: &str, injection: &NodeInjection) -> bool {
+    if injection.spec.dry_run || o.preparations.contains_key(uid) {
+        return false;
+    }
+    let told = || injection.status.iter().flat_map(|s| &s.targets);
+    let begun = |t: &TargetStatus| {
+        t.injected_at.is_some()
+            || match t.state {
+                TargetState::Prepared | TargetState::Injected | TargetState::Interrupted => true,
+                TargetState::Recovered => t.reason != NEVER_INJECTED,
+                TargetState::Pending | TargetState::Failed | TargetState::Gone => false,
+            }
+    };
+    let targets = injection
+        .spec
+        .faults
+        .iter()
+        .flat_map(|fault| fault.targets.iter().map(move |target| (fault, target)));
+    targets
+        .filter(|(fault, target)| {
+            told().any(|t| t.fault == fault.name && t.pod_uid == target.pod_uid && begun(t))
+        })
+        .flat_map(|(fault, target)| keys(uid, fault, target))
+        .any(|key| !o.entries.contains_key(&key))
+}
+
 /// When an injection without entries counts as checked: at its beginning, since nothing was ever
 /// there.
-fn begun(o: &Observed, uid: &str) -> Option<MicroTime> {
-    let injection = o.injection(uid)?;
+fn begun(injection: &NodeInjection) -> Option<MicroTime> {
     let created = injection
         .metadata
         .creation_timestamp

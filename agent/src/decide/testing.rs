@@ -13,7 +13,7 @@ use windtunnel_crds::{
 use super::{Decision, Now, Observed, Preparation, Step, decide};
 use crate::{
     kernel::proc::ProcessId,
-    model::{Entry, Key, Objects, State},
+    model::{Entry, Key, Objects, State, Sweep},
     supervisor::Live,
     testing::{all_traffic, container_entry, entry, injection},
     wire::{NetworkTask, Order, Task},
@@ -38,6 +38,7 @@ impl Sim {
                 stop: Some(false),
                 has_control_plane: true,
                 clock_offset: Some(3),
+                sweep: Some(sweep(Duration::from_secs(90))),
                 entries: BTreeMap::new(),
                 live: BTreeMap::new(),
                 kills: BTreeMap::new(),
@@ -124,6 +125,7 @@ impl Sim {
 
     pub(super) fn perform(&mut self, step: Step) {
         match step {
+            Step::Sweep => self.o.sweep = Some(sweep(self.now.boot)),
             Step::Prepare { injection } => self.prepare(&injection, &[]),
             Step::Open { key, window } => self.entry(&key).window = Some(window),
             Step::Inject { key, table } => self.inject(&key, table),
@@ -271,6 +273,16 @@ impl Sim {
 
     pub(super) fn live(&mut self, pod: &str) -> &mut Live {
         self.o.live.get_mut(&crate::testing::key(pod)).unwrap()
+    }
+}
+
+/// A look at the node that found nothing.
+pub(super) fn sweep(swept_at: Duration) -> Sweep {
+    Sweep {
+        at: "2025-12-31T23:59:50Z".parse().unwrap(),
+        swept_at,
+        residue: Vec::new(),
+        unread: None,
     }
 }
 

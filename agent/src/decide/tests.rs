@@ -354,24 +354,6 @@ fn a_report_waits_a_moment_for_what_is_about_to_follow() {
 }
 
 #[test]
-fn a_journal_that_is_gone_is_a_reboot_and_not_a_new_beginning() {
-    let mut sim = Sim::injected(&["a"]);
-    let last = sim.last().clone();
-    sim.injection().status = Some(last);
-    sim.o.entries.clear();
-    sim.o.live.clear();
-    sim.o.preparations.clear();
-    sim.o.reports.clear();
-    sim.settle();
-    assert_eq!(
-        (sim.target("a").state, sim.target("a").reason.as_str()),
-        (TargetState::Interrupted, "NodeRebooted")
-    );
-    assert_eq!(sim.last().phase, InjectionPhase::Recovered);
-    assert_eq!(sim.starts, 1);
-}
-
-#[test]
 fn residue_that_stays_is_tried_again_until_it_is_gone() {
     let mut sim = Sim::injected(&["a"]);
     sim.advance(60_000);

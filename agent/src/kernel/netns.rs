@@ -58,6 +58,14 @@ pub enum NetNsError {
     Processes(#[from] ProcError),
 }
 
+impl NetNsError {
+    /// The process whose namespace it was to be is gone.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        matches!(self, Self::Open { source, .. } if is_gone(source))
+    }
+}
+
 /// Identity of a network namespace: device and inode of its file, unique until reboot while it lives.
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,

@@ -9,6 +9,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -145,6 +146,16 @@ impl Proc {
     pub fn arguments(&self, pid: i32) -> Vec<Vec<u8>> {
         let text = fs::read(self.path(pid).join("cmdline")).unwrap_or_default();
         text.split(|byte| *byte == 0).map(<[u8]>::to_vec).collect()
+    }
+
+    /// Whether two processes are in the same pid namespace, as far as can be seen.
+    #[must_use]
+    pub fn is_beside(&self, pid: i32, other: i32) -> bool {
+        let namespace = |pid: i32| {
+            let metadata = fs::metadata(self.path(pid).join("ns/pid")).ok()?;
+            Some((metadata.dev(), metadata.ino()))
+        };
+        namespace(pid).is_some_and(|own| Some(own) == namespace(other))
     }
 
     /// Opens a process for [`ProcessHandle::kill`]; `None` if it is gone.

@@ -16,5 +16,6 @@ mod links;
 mod netem;
 mod processes;
 mod support;
+mod sweep;
 mod tables;
 mod update;

@@ -31,6 +31,8 @@ pub(super) struct Node {
     /// It will not come back.
     pub(super) is_lost: bool,
     pub(super) passes: u64,
+    /// What is in the kernel may stand in no entry, until the next agent has looked.
+    pub(super) is_journal_lost: bool,
     boots: u32,
     booted_at: Duration,
     skew: SignedDuration,
@@ -55,6 +57,7 @@ impl Node {
             journal: BTreeMap::new(),
             is_lost: false,
             passes: 0,
+            is_journal_lost: false,
             boots: 1,
             booted_at: Duration::ZERO,
             skew: SignedDuration::ZERO,
@@ -129,6 +132,13 @@ impl Node {
         } else {
             self.kernel.injectors.clear();
         }
+    }
+
+    /// The agent dies, and its journal with it; its injectors are orphans.
+    pub(super) fn lose_journal(&mut self, now: Duration) {
+        self.die(now, true);
+        self.journal.clear();
+        self.is_journal_lost = true;
     }
 
     pub(super) fn stop_agent(&mut self, now: Duration, until: Duration) {

@@ -63,6 +63,11 @@ pub enum Event {
         /// Where.
         node: u8,
     },
+    /// The agent dies, and all that it had written down is gone.
+    LoseJournal {
+        /// Where.
+        node: u8,
+    },
     /// A node is cut off.
     Cut {
         /// Which.
@@ -168,6 +173,7 @@ fn event() -> impl Strategy<Value = Event> {
         1 => (node.clone(), short.clone())
             .prop_map(|(node, secs)| Event::StopInjector { node, secs }),
         1 => node.clone().prop_map(|node| Event::Vanish { node }),
+        1 => node.clone().prop_map(|node| Event::LoseJournal { node }),
         2 => (node.clone(), long.clone()).prop_map(|(node, secs)| Event::Cut { node, secs }),
         1 => node.clone().prop_map(|node| Event::Reboot { node }),
         1 => node.clone().prop_map(|node| Event::Lose { node }),

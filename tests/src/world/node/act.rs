@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use windtunnel_agent::decide::{Kill, Observed, Preparation, Step, node_refusal};
+use windtunnel_agent::decide::{Kill, Now, Observed, Preparation, Step, node_refusal};
 use windtunnel_agent::kernel::netns::NetNsId;
 use windtunnel_agent::kernel::nft::Table;
 use windtunnel_agent::kernel::proc::ProcessId;
-use windtunnel_agent::model::{Ended, Entry, FORMAT, Key, NetworkEntry, Objects, State};
+use windtunnel_agent::model::{Ended, Entry, FORMAT, Key, NetworkEntry, Objects, State, Sweep};
 use windtunnel_agent::supervisor::Live;
 use windtunnel_agent::wire::{NetworkTask, Order, Task};
 use windtunnel_crds::NodeInjection;
@@ -58,6 +58,10 @@ impl Node {
     ) -> Result<bool, Died> {
         self.burn(now)?;
         match step {
+            Step::Sweep => {
+                self.sweep(now);
+                Ok(true)
+            }
             Step::Prepare { injection } => self.prepare(now, &injection, observed, pods),
             Step::Open { key, window } => {
                 self.write(now, &key, |entry| entry.window = Some(window))
@@ -109,6 +113,24 @@ impl Node {
                 }
                 Ok(true)
             }
+        }
+    }
+
+    /// Whatever no entry speaks of goes.
+    fn sweep(&mut self, now: Duration) {
+        let Now { boot, wall } = self.clocks(now);
+        let journal = &self.journal;
+        let kernel = &mut self.kernel;
+        kernel.inert.retain(|key| journal.contains_key(key));
+        kernel.injectors.retain(|_, i| journal.contains_key(&i.key));
+        self.is_journal_lost = false;
+        if let Some(agent) = &mut self.agent {
+            agent.sweep = Some(Sweep {
+                at: wall,
+                swept_at: boot,
+                residue: Vec::new(),
+                unread: None,
+            });
         }
     }
 

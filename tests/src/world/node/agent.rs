@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use windtunnel_agent::decide::{self, Kill, Observed, Preparation, Reported};
-use windtunnel_agent::model::{Entry, Key};
+use windtunnel_agent::model::{Entry, Key, Sweep};
 use windtunnel_agent::supervisor::Live;
 use windtunnel_crds::{NodeInjection, NodeInjectionStatus};
 
@@ -29,6 +29,7 @@ pub(super) struct Agent {
     pub(super) reports: BTreeMap<String, Reported>,
     pub(super) live: BTreeMap<Key, Live>,
     pub(super) deserted: BTreeMap<Key, Duration>,
+    pub(super) sweep: Option<Sweep>,
     pub(super) outbox: BTreeMap<String, (String, NodeInjectionStatus)>,
     pub(super) wake: Option<Duration>,
     pub(super) is_dirty: bool,
@@ -128,6 +129,7 @@ impl Agent {
             stop: self.stop,
             has_control_plane: fresh(self.lease_seen) && fresh(self.listed),
             clock_offset: self.clock_offset,
+            sweep: self.sweep.clone(),
             entries: journal.clone(),
             live: self.live.clone(),
             kills: self.kills.clone(),

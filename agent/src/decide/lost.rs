@@ -1,0 +1,134 @@
+//! Tests of what is said and done where the journal does not know what an agent before had begun.
+
+use std::time::Duration;
+
+use windtunnel_crds::{
+    injection::{InjectionPhase, TargetState},
+    residue::{Residue, ResidueKind},
+};
+
+use super::{
+    Step, decide,
+    testing::{Sim, sweep},
+};
+use crate::{model::State, testing::key};
+
+/// In place on these pods; then the agent ends, and the next one looks at the node. It knows what
+/// was reported, and of the journal what `keep` leaves of it.
+fn restarted(pods: &[&str], keep: &[&str]) -> Sim {
+    let mut sim = Sim::injected(pods);
+    sim.injection().status = Some(sim.last().clone());
+    sim.o.entries.retain(|key, _| keep.contains(&&*key.pod));
+    sim.o.live.clear();
+    sim.o.preparations.clear();
+    sim.o.reports.clear();
+    sim.o.sweep = None;
+    sim
+}
+
+fn left(name: &str) -> Residue {
+    Residue {
+        node: String::new(),
+        kind: ResidueKind::Link,
+        name: name.to_owned(),
+        pod: String::new(),
+        removed: false,
+        message: "busy".to_owned(),
+    }
+}
+
+#[test]
+fn a_new_agent_looks_at_the_node_before_anything_else() {
+    let mut sim = Sim::new(&["a"]);
+    sim.o.sweep = None;
+    assert_eq!(decide(&sim.o, sim.now).steps, [Step::Sweep]);
+    sim.settle();
+    assert_eq!(sim.last().phase, InjectionPhase::Prepared);
+}
+
+#[test]
+fn what_was_lost_has_ended_and_is_not_begun_again() {
+    for (boot_id, reason) in [("boot", "JournalLost"), ("next", "NodeRebooted")] {
+        let mut sim = restarted(&["a"], &[]);
+        sim.o.boot_id = boot_id.to_owned();
+        sim.settle();
+        assert_eq!(
+            (sim.target("a").state, sim.target("a").reason.as_str()),
+            (TargetState::Interrupted, reason)
+        );
+        assert_eq!(sim.last().phase, InjectionPhase::Recovered);
+        assert_eq!(sim.starts, 1);
+        let audit = sim.last().audit.clone().unwrap();
+        let looked = sim.o.sweep.as_ref().unwrap().at;
+        assert_eq!(audit.checked_at.unwrap().0, looked, "not before it looked");
+        assert_eq!(audit.rechecked_at, None);
+    }
+}
+
+#[test]
+fn nothing_is_called_clean_that_could_not_be_looked_at() {
+    let mut sim = restarted(&["a"], &[]);
+    let mut look = sweep(sim.now.boot);
+    look.unread = Some("no access".to_owned());
+    sim.o.sweep = Some(look);
+    sim.settle();
+    let audit = sim.last().audit.clone().unwrap();
+    assert_eq!(audit.checked_at, None);
+    sim.advance(60_000);
+    assert_eq!(sim.pass()[..1], [Step::Sweep], "it is looked at again");
+    sim.settle();
+    assert!(sim.last().audit.as_ref().unwrap().checked_at.is_some());
+}
+
+#[test]
+fn what_a_look_finds_and_cannot_remove_is_residue_and_tried_again() {
+    let mut sim = restarted(&["a"], &[]);
+    let mut look = sweep(sim.now.boot);
+    look.residue = vec![left("wt0")];
+    sim.o.sweep = Some(look);
+    sim.settle();
+    let audit = sim.last().audit.clone().unwrap();
+    assert!(!audit.residue[0].removed);
+    let is_tried = |sim: &Sim| decide(&sim.o, sim.now).steps.contains(&Step::Sweep);
+    assert!(!is_tried(&sim), "at once");
+    sim.now.boot += Duration::from_secs(5);
+    assert!(is_tried(&sim));
+    sim.o.sweep.as_mut().unwrap().residue[0].removed = true;
+    assert!(!is_tried(&sim), "gone");
+    sim.settle();
+    assert!(sim.last().audit.as_ref().unwrap().residue[0].removed);
+}
+
+#[test]
+fn one_lost_target_of_two_is_not_covered_by_the_check_of_the_other() {
+    let mut sim = restarted(&["a", "b"], &["a"]);
+    let mut look = sweep(sim.now.boot);
+    look.unread = Some("no access".to_owned());
+    sim.o.sweep = Some(look);
+    sim.settle();
+    let ended = |sim: &mut Sim| match &sim.entry(&key("a")).state {
+        State::Ended(ended) => ended.clone(),
+        state => panic!("{state:?}"),
+    };
+    assert!(ended(&mut sim).checked.is_some());
+    assert_eq!(sim.last().audit.as_ref().unwrap().checked_at, None);
+    sim.o.sweep = Some(sweep(sim.now.boot));
+    sim.settle();
+    assert!(sim.last().audit.as_ref().unwrap().checked_at.is_some());
+    assert_eq!(sim.target("b").reason, "JournalLost");
+}
+
+#[test]
+fn what_was_checked_before_stays_so_once_it_is_reported() {
+    let mut sim = restarted(&["a"], &[]);
+    sim.settle();
+    let told = sim.last().clone();
+    sim.injection().status = Some(told.clone());
+    sim.o.reports.clear();
+    let mut look = sweep(sim.now.boot);
+    look.unread = Some("no access".to_owned());
+    sim.o.sweep = Some(look);
+    let count = sim.told.len();
+    sim.settle();
+    assert_eq!(sim.told.len(), count, "nothing is news");
+}

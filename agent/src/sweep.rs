@@ -1,0 +1,147 @@
+//! A look at the whole node for what is ours and stands in no entry of the journal: an entry may
+//! have been lost, and nothing is said to be clean that nobody has looked at.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use windtunnel_crds::residue::{Residue, ResidueKind};
+use windtunnel_runtime::chain;
+
+use crate::{
+    audit,
+    decide::Now,
+    impair::{self, ImpairError},
+    inject,
+    kernel::{
+        child,
+        netns::{NetNs, NetNsError, NetNsId},
+        proc::{ProcError, boottime},
+    },
+    model::Sweep,
+    node::Node,
+};
+
+/// How long a killed process may take to be gone.
+const KILLED: Duration = Duration::from_secs(2);
+
+/// What was found, and what could not be looked at.
+#[derive(Debug, Default)]
+struct Found {
+    residue: Vec<Residue>,
+    unread: Option<String>,
+}
+
+/// Looks at every process and every network namespace of the node, removes what is ours and no
+/// entry speaks of, and remembers what was found.
+pub fn sweep(node: &mut Node, now: Now) {
+    let mut found = Found::default();
+    // Those first: what they hold goes with them.
+    if let Err(error) = processes(node, &mut found) {
+        found.doubt(chain(&error));
+    }
+    if let Err(error) = namespaces(node, &mut found) {
+        found.doubt(chain(&error));
+    }
+    let Found { residue, unread } = found;
+    node.metrics.count_residue(&residue);
+    for residue in &residue {
+        tracing::warn!(?residue, "found what no journal entry speaks of");
+    }
+    if let Some(unread) = &unread {
+        tracing::warn!(unread, "the node could not be looked at as a whole");
+    }
+    let before = node.sweep.take().map(|s| s.residue).unwrap_or_default();
+    node.sweep = Some(Sweep {
+        at: now.wall,
+        swept_at: now.boot,
+        residue: audit::merge(before, residue),
+        unread,
+    });
+}
+
+/// Kills injectors, and children of injectors, that are not this agent's.
+fn processes(node: &Node, found: &mut Found) -> Result<(), ProcError> {
+    let proc = &node.settings.places.proc;
+    let is_orphan = |pid: i32| {
+        let parent = || proc.parent(pid).unwrap_or_default();
+        (inject::is_one(proc, pid) && !node.supervisor.is_injector(pid))
+            || (child::is_one(proc, pid) && !node.supervisor.is_injector(parent()))
+    };
+    let mut killed = Vec::new();
+    for pid in proc.pids()? {
+        let Some(process) = proc.identify(pid)?.filter(|_| is_orphan(pid)) else {
+            continue;
+        };
+        let result = match proc.open(process) {
+            Ok(None) => continue,
+            Ok(Some(handle)) => {
+                let result = handle.kill();
+                killed.push(handle);
+                result
+            }
+            Err(error) => Err(error),
+        };
+        found.residue.push(audit::residue(
+            ResidueKind::Process,
+            pid.to_string(),
+            result.map_err(|e| chain(&e)),
+        ));
+    }
+    for handle in killed {
+        if !handle.ends_within(KILLED)? {
+            let process = handle.process().pid;
+            found.doubt(format!("process {process} does not end"));
+        }
+    }
+    Ok(())
+}
+
+/// Removes tables and links by our names from every namespace that a process is in. The node's own
+/// is left alone: no fault is ever in it.
+fn namespaces(node: &mut Node, found: &mut Found) -> Result<(), NetNsError> {
+    let proc = node.settings.places.proc.clone();
+    let expected = audit::names(node.journal.entries().values());
+    let mut seen: BTreeSet<NetNsId> = NetNsId::of_pid(&proc, 1)?.into_iter().collect();
+    for pid in proc.pids()? {
+        let netns = match NetNs::of_pid(&proc, pid) {
+            Ok(netns) if seen.contains(&netns.id()) => continue,
+            Ok(netns) => netns,
+            Err(error) if error.is_gone() => continue,
+            Err(error) => {
+                found.doubt(chain(&error));
+                continue;
+            }
+        };
+        seen.insert(netns.id());
+        // There may be many: no injector is to miss a sign of life for that.
+        node.supervisor.beat(boottime()?);
+        if let Err(error) = namespace(&netns, &expected, found) {
+            found.doubt(format!("namespace of process {pid}: {}", chain(&error)));
+        }
+    }
+    Ok(())
+}
+
+fn namespace(
+    netns: &NetNs,
+    expected: &BTreeSet<String>,
+    found: &mut Found,
+) -> Result<(), ImpairError> {
+    let (tables, links) = impair::marked(netns)?;
+    let lost = |name: &String| !expected.contains(name);
+    let tables = tables.into_iter().filter(lost);
+    found
+        .residue
+        .extend(tables.map(|name| audit::remove_table(netns, name)));
+    let links = links.into_iter().filter(lost);
+    found
+        .residue
+        .extend(links.map(|name| audit::remove_link(netns, name)));
+    Ok(())
+}
+
+impl Found {
+    /// Notes what could not be looked at; the first says enough.
+    fn doubt(&mut self, what: String) {
+        self.unread.get_or_insert(what);
+    }
+}

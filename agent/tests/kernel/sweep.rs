@@ -1,0 +1,124 @@
+//! A new agent finds what stands in no journal.
+
+use std::os::unix::fs::symlink;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::Path;
+use std::process::{Child, Command};
+use std::time::Duration;
+
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
+use windtunnel_agent::act::act;
+use windtunnel_agent::decide::{Decision, Now, Step};
+use windtunnel_agent::kernel::netns::NetNs;
+use windtunnel_agent::kernel::nft::{Direction, OwnedTable, Table};
+use windtunnel_agent::kernel::proc::Proc;
+use windtunnel_agent::metrics::Metrics;
+use windtunnel_agent::model::Sweep;
+use windtunnel_agent::node::{Node, Settings, now};
+use windtunnel_agent::targets::Places;
+
+use crate::support::{Pair, everything, name};
+
+/// A process of the test; it ends with it.
+struct Process(Child);
+
+impl Process {
+    fn in_netns(netns: &NetNs) -> Self {
+        let mut sleep = Command::new("sleep");
+        sleep.arg("600");
+        Self(netns.enter(|| sleep.spawn()).unwrap().unwrap())
+    }
+
+    /// One that looks like an injector.
+    fn injector(directory: &Path) -> Self {
+        mkfifo(&directory.join("inject"), Mode::S_IRWXU).unwrap();
+        let mut cat = Command::new("cat");
+        cat.arg0("/proc/self/exe").arg("inject");
+        Self(cat.current_dir(directory).spawn().unwrap())
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A new agent, on a node that has no other processes than these.
+fn node(directory: &Path, processes: &[&Process]) -> Node {
+    let proc = directory.join("proc");
+    std::fs::create_dir(&proc).unwrap();
+    let pids = processes.iter().map(|p| p.0.id().to_string());
+    for name in pids.chain(["1".to_owned(), "sys".to_owned()]) {
+        symlink(Path::new("/proc").join(&name), proc.join(name)).unwrap();
+    }
+    let places = Places {
+        proc: Proc::new(proc),
+        cgroups: "/sys/fs/cgroup".into(),
+        pod_logs: directory.to_owned(),
+    };
+    let grace = Duration::from_secs(30);
+    let settings = Settings { places, grace };
+    let journal = directory.join("journal");
+    std::fs::create_dir(&journal).unwrap();
+    std::fs::write(journal.join("lost.json"), "{").unwrap();
+    Node::new(settings, &journal, Metrics::new().0).unwrap()
+}
+
+fn sweep(node: &mut Node) -> Sweep {
+    let decision = Decision {
+        steps: vec![Step::Sweep],
+        wake_at: None,
+    };
+    let clock = || -> Now { now().unwrap() };
+    act(node, decision, clock);
+    node.observe(Duration::ZERO).sweep.unwrap()
+}
+
+#[test]
+fn what_no_entry_speaks_of_is_found_removed_and_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut pair = Pair::new();
+    let ifb = pair.ifb("wtlost0e", None);
+    pair.ifb("foreign0", None);
+    let held = Table {
+        name: "windtunnel-lost".to_owned(),
+        chains: vec![pair.chain(Direction::Egress, vec![everything()], &ifb)],
+    };
+    let held = OwnedTable::install(&pair.pod, &held).unwrap();
+    let inhabitant = Process::in_netns(&pair.pod);
+    let mut orphan = Process::injector(directory.path());
+    let mut node = node(directory.path(), &[&inhabitant, &orphan]);
+    assert!(
+        node.residue().iter().any(|r| !r.removed),
+        "nobody has looked"
+    );
+
+    let first = sweep(&mut node);
+    assert_eq!(first.unread, None);
+    let told: Vec<_> = first
+        .residue
+        .iter()
+        .map(|r| (r.name.as_str(), r.removed))
+        .collect();
+    let pid = orphan.0.id().to_string();
+    assert_eq!(
+        told,
+        [("windtunnel-lost", false), ("wtlost0e", true), (&pid, true)],
+        "the table is held by this very test"
+    );
+    assert_eq!(orphan.0.wait().unwrap().signal(), Some(libc::SIGKILL));
+    let links = pair.route.links().unwrap();
+    let is_there = |wanted: &str| links.iter().any(|l| l.name == wanted);
+    assert!(!is_there("wtlost0e") && is_there("foreign0") && is_there(name("eth0").as_str()));
+    assert!(node.observe(Duration::ZERO).is_unclean);
+
+    drop(held);
+    let second = sweep(&mut node);
+    assert!(second.is_complete(), "{second:?}");
+    assert_eq!(second.residue.len(), 3, "the record is kept");
+    assert!(!node.observe(Duration::ZERO).is_unclean);
+    assert!(node.residue().iter().all(|r| r.removed));
+}
