@@ -195,18 +195,13 @@ fn mark(mount: BorrowedFd<'_>, act: &IoAct) -> Result<(Vec<Group>, String), Stri
 }
 
 impl Calls {
-    /// Takes in what the kernel has asked, and answers.
+    /// Takes in what the kernel has asked, and answers. As much of it as is read at once: a busy
+    /// volume never runs out of calls, and the agent is to be heard in between.
     fn serve(&mut self) -> Result<(), String> {
         for group in 0..self.groups.len() {
-            loop {
-                let calls = self.groups[group].waiting().map_err(|e| chain(&e))?;
-                if calls.is_empty() {
-                    break;
-                }
-                for waiting in calls {
-                    self.asked += 1;
-                    self.take(Call { group, waiting })?;
-                }
+            for waiting in self.groups[group].waiting().map_err(|e| chain(&e))? {
+                self.asked += 1;
+                self.take(Call { group, waiting })?;
             }
         }
         let now = Instant::now();

@@ -92,6 +92,9 @@ pub(crate) struct Injector {
     line: Line,
     /// The last counters that it told.
     pub(crate) counts: Counts,
+    /// The longest that it gave no sign of life.
+    pub(crate) silence: Duration,
+    heard: Instant,
     beaten: Instant,
 }
 
@@ -111,6 +114,8 @@ impl Injector {
             process,
             line,
             counts: Counts::default(),
+            silence: Duration::ZERO,
+            heard: Instant::now(),
             beaten: Instant::now(),
         }
     }
@@ -151,9 +156,12 @@ impl Injector {
     /// Keeps it alive for a time.
     pub(crate) fn hold(&mut self, time: Duration) {
         let start = Instant::now();
-        while start.elapsed() < time {
+        loop {
             if let Some(said @ (Up::Failed { .. } | Up::Vanished { .. })) = self.hear() {
                 panic!("{said:?}");
+            }
+            if start.elapsed() >= time {
+                break;
             }
         }
     }
@@ -165,8 +173,10 @@ impl Injector {
             let _ = self.line.send(&Down::Beat);
         }
         let said = self.line.receive().ok().flatten();
+        self.silence = self.silence.max(self.heard.elapsed());
         if let Some(Up::Beat(counts)) = &said {
             self.counts = counts.clone();
+            self.heard = Instant::now();
         }
         if said.is_none() {
             std::thread::sleep(Duration::from_millis(2));

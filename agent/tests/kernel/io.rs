@@ -2,15 +2,18 @@
 
 use std::fs;
 use std::os::unix::process::CommandExt as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::mount::{MsFlags, mount};
-use nix::sched::{CloneFlags, unshare};
+use nix::sched::{CloneFlags, setns, unshare};
+use windtunnel_agent::decide::SILENCE;
 use windtunnel_agent::model::{Act, IoAct, IoMode};
-use windtunnel_agent::wire::{Task, Up};
+use windtunnel_agent::wire::{LEASE, Task, Up};
 
 use crate::injector::{Container, Injector};
 use crate::support::{NEVER, SOON, eventually};
@@ -198,6 +201,54 @@ fn half_of_the_calls_are_half_of_the_calls() {
     injector.hold(Duration::from_secs(1));
     let (_, said) = outcome(child, SOON).unwrap();
     assert_eq!(said.matches("content").count(), 5, "{said}");
+}
+
+#[test]
+// With two processors or more: with one, the injector always sees the end of the queue.
+fn a_busy_volume_keeps_no_injector_from_its_heartbeats() {
+    let container = container("busy", "/tmp/wt-busy");
+    let fifth = IoAct {
+        percent: 20.0,
+        ..act(IoMode::Error(libc::EIO))
+    };
+    let mut injector = Injector::applied(&container, Act::Io(fifth));
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let busy = || open_until(&container, &is_over);
+        let busy: Vec<_> = (0..16).map(|_| scope.spawn(busy)).collect();
+        // Longer than its lease lasts without a heartbeat.
+        let held = catch_unwind(AssertUnwindSafe(|| injector.hold(2 * LEASE)));
+        is_over.store(true, Ordering::Relaxed);
+        let lives = injector.process.try_wait().unwrap().is_none();
+        injector.kill();
+        for thread in busy {
+            thread.join().unwrap();
+        }
+        assert!(held.is_ok() && lives);
+    });
+    let (asked, hit) = (
+        injector.counts.effect["asked"],
+        injector.counts.effect["hit"],
+    );
+    eprintln!(
+        "{asked} calls, {hit} hit, silent for {:?}",
+        injector.silence
+    );
+    assert!(injector.silence < SILENCE, "{:?}", injector.silence);
+    assert!(hit.abs_diff(asked / 5) <= 1, "{hit} of {asked}");
+    let (_, text) = outcome(inside(&container, READ), SOON).expect("it is over");
+    assert_eq!(text, "content");
+}
+
+/// Opens a file of the container's volume again and again.
+fn open_until(container: &Container, is_over: &AtomicBool) {
+    unshare(CloneFlags::CLONE_FS).unwrap();
+    let mounts = format!("/proc/{}/ns/mnt", container.init.id());
+    setns(fs::File::open(mounts).unwrap(), CloneFlags::CLONE_NEWNS).unwrap();
+    while !is_over.load(Ordering::Relaxed) {
+        // One in five fails.
+        let _ = fs::File::open("/mnt/wt-io/file");
+    }
 }
 
 #[test]
