@@ -58,18 +58,28 @@ pub struct Report {
     pub status: NodeInjectionStatus,
 }
 
-/// Carries out a decision; returns what to tell the operator.
-pub fn act(node: &mut Node, decision: Decision, clock: impl Fn() -> Now) -> Vec<Report> {
-    let mut reports = Vec::new();
+/// What came of a decision.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// What to tell the operator.
+    pub reports: Vec<Report>,
+    /// A step failed; what is decided next may be the same.
+    pub has_failed: bool,
+}
+
+/// Carries out a decision.
+pub fn act(node: &mut Node, decision: Decision, clock: impl Fn() -> Now) -> Outcome {
+    let mut outcome = Outcome::default();
     for step in decision.steps {
         // Steps can take a while in sum: no injector is to miss a sign of life for that.
         node.supervisor.beat(clock().boot);
         let told = format!("{step:?}");
-        if let Err(error) = perform(node, step, clock(), &mut reports) {
+        if let Err(error) = perform(node, step, clock(), &mut outcome.reports) {
+            outcome.has_failed = true;
             tracing::warn!(error = chain(&error), step = told, "a step failed");
         }
     }
-    reports
+    outcome
 }
 
 fn perform(
@@ -170,7 +180,14 @@ fn inject(node: &mut Node, key: &Key, table: Option<Table>, now: Now) -> Result<
         deadline: window.end,
         task,
     };
-    let injector = node.supervisor.start(key.clone(), order, now.boot)?;
+    let injector = match node.supervisor.start(key.clone(), order, now.boot) {
+        Ok(injector) => injector,
+        Err(error) => {
+            // It is decided on: nothing is gained by trying again and again.
+            node.unstarted.insert(key.clone(), chain(&error));
+            return Err(error.into());
+        }
+    };
     let written = write(node, key, |entry| {
         entry.state = State::Injecting { injector };
     });

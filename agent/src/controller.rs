@@ -30,6 +30,8 @@ use crate::{
 
 /// The longest that the thread waits: injectors need their sign of life.
 const LONGEST_WAIT: Duration = Duration::from_millis(500);
+/// After which time a step that failed is tried again.
+const RETRY: Duration = Duration::from_millis(200);
 /// The most passes in a row without waiting.
 const PASSES: usize = 16;
 
@@ -122,9 +124,13 @@ impl Controller {
             }
             // A clock that cannot be read stops the loop at its next turn.
             let clock = || node::now().unwrap_or(now);
-            for report in act::act(&mut self.node, decision, clock) {
+            let outcome = act::act(&mut self.node, decision, clock);
+            for report in outcome.reports {
                 // Without a receiver the process is ending.
                 let _ = self.lines.reports.send(report);
+            }
+            if outcome.has_failed {
+                return Ok(RETRY);
             }
         }
         Ok(Duration::from_millis(50))

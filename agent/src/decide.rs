@@ -70,6 +70,8 @@ pub struct Observed {
     pub live: BTreeMap<Key, Live>,
     /// Why an injector was killed, while it is still to be seen off.
     pub kills: BTreeMap<Key, Kill>,
+    /// Why an injector could not be started.
+    pub unstarted: BTreeMap<Key, String>,
     /// Targets whose pod has had no process for [`DESERTED`].
     pub deserted: Vec<Key>,
     /// What Prepare found, by uid of the injection.

@@ -67,6 +67,8 @@ pub struct Node {
     pub(crate) supervisor: Supervisor,
     pub(crate) known: Known,
     pub(crate) kills: BTreeMap<Key, Kill>,
+    /// Why injectors could not be started.
+    pub(crate) unstarted: BTreeMap<Key, String>,
     pub(crate) preparations: BTreeMap<String, Preparation>,
     pub(crate) reports: BTreeMap<String, Reported>,
     pub(crate) set_aside: Vec<SetAside>,
@@ -104,6 +106,7 @@ impl Node {
             supervisor: Supervisor::default(),
             known: Known::default(),
             kills: BTreeMap::new(),
+            unstarted: BTreeMap::new(),
             preparations: BTreeMap::new(),
             reports: BTreeMap::new(),
             set_aside,
@@ -202,6 +205,7 @@ impl Node {
             entries: self.journal.entries().clone(),
             live: self.supervisor.live(),
             kills: self.kills.clone(),
+            unstarted: self.unstarted.clone(),
             deserted: self
                 .deserted
                 .iter()
@@ -224,8 +228,9 @@ impl Node {
             .retain(|uid, _| injections.contains_key(uid));
         self.reports.retain(|uid, _| injections.contains_key(uid));
         let entries = self.journal.entries();
-        self.kills
-            .retain(|key, _| entries.get(key).is_some_and(|e| e.ended().is_none()));
+        let is_open = |key: &Key| entries.get(key).is_some_and(|e| e.ended().is_none());
+        self.kills.retain(|key, _| is_open(key));
+        self.unstarted.retain(|key, _| is_open(key));
     }
 
     /// What is left of ended faults, and what cannot be read of the journal.

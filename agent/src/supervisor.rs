@@ -7,7 +7,7 @@ use std::{
     collections::BTreeMap,
     io,
     os::fd::{AsFd, BorrowedFd},
-    process::{Child, Command, Stdio},
+    process::{Child, Command, ExitStatus, Stdio},
     time::Duration,
 };
 
@@ -34,8 +34,8 @@ pub enum SupervisorError {
     #[error("cannot handle an injector")]
     Process(#[from] ProcError),
     /// The process was gone before it could be identified.
-    #[error("the injector ended at once")]
-    EndedAtOnce,
+    #[error("the injector ended at once: {0}")]
+    EndedAtOnce(ExitStatus),
 }
 
 /// Why an injector ends by itself.
@@ -70,6 +70,8 @@ pub struct Live {
     pub counts: Counts,
     /// It has ended.
     pub has_exited: bool,
+    /// With this code, if it ended by itself.
+    pub exit_code: Option<i32>,
     /// It has been told of no update that it has not confirmed.
     pub is_current: bool,
     /// The longest it went without a heartbeat of ours.
@@ -97,7 +99,7 @@ impl Supervisor {
     /// none: so that it can be written down before it can do anything.
     ///
     /// # Errors
-    /// [`SupervisorError`]; nothing is left then but a process that has no order and ends.
+    /// [`SupervisorError`]; nothing is left then.
     pub fn start(
         &mut self,
         key: Key,
@@ -113,16 +115,8 @@ impl Supervisor {
             .stdout(Stdio::null())
             .spawn()
             .map_err(SupervisorError::Start)?;
-        // Not reaped before it is identified: its pid cannot be another's.
-        let pid = i32::try_from(child.id()).unwrap_or_default();
-        let process = self
-            .proc
-            .identify(pid)?
-            .ok_or(SupervisorError::EndedAtOnce)?;
-        let handle = self
-            .proc
-            .open(process)?
-            .ok_or(SupervisorError::EndedAtOnce)?;
+        let (child, handle) = self.adopt(child)?;
+        let process = handle.process();
         let injector = Injector {
             child,
             handle,
@@ -132,6 +126,30 @@ impl Supervisor {
         };
         self.injectors.insert(key, injector);
         Ok(process)
+    }
+
+    /// A handle on a process that was just started; where there is none, the process is seen to its
+    /// end.
+    fn adopt(&self, mut child: Child) -> Result<(Child, ProcessHandle), SupervisorError> {
+        // Not reaped before it is identified: its pid cannot be another's.
+        let pid = i32::try_from(child.id()).unwrap_or_default();
+        let found = self.proc.identify(pid).and_then(|process| match process {
+            Some(process) => self.proc.open(process),
+            None => Ok(None),
+        });
+        match found {
+            Ok(Some(handle)) => Ok((child, handle)),
+            Ok(None) => {
+                let status = child.wait().map_err(SupervisorError::Start)?;
+                Err(SupervisorError::EndedAtOnce(status))
+            }
+            Err(error) => {
+                // One that has ended already is what is wanted.
+                let _ = child.kill();
+                child.wait().map_err(SupervisorError::Start)?;
+                Err(error.into())
+            }
+        }
     }
 
     /// Gives an injector its order.
@@ -219,7 +237,9 @@ impl Supervisor {
             }
             if !injector.live.has_exited {
                 // An error means that it is not our child any more: it has been reaped.
-                injector.live.has_exited = !matches!(injector.child.try_wait(), Ok(None));
+                let ended = injector.child.try_wait();
+                injector.live.has_exited = !matches!(ended, Ok(None));
+                injector.live.exit_code = ended.ok().flatten().and_then(|status| status.code());
             }
         }
     }
@@ -271,6 +291,7 @@ impl Live {
             heard_at: now,
             counts: Counts::default(),
             has_exited: false,
+            exit_code: None,
             is_current: true,
             longest_silence: Duration::ZERO,
         }
@@ -291,5 +312,50 @@ impl Live {
             Up::Done => self.leave = Some(Leave::Done),
             Up::ContainerEnded => self.leave = Some(Leave::ContainerEnded),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn started(program: &str) -> Child {
+        Command::new(program).spawn().unwrap()
+    }
+
+    #[test]
+    fn one_that_ended_at_once_is_reaped_and_its_end_is_told() {
+        let supervisor = Supervisor::default();
+        let child = started("false");
+        let pid = i32::try_from(child.id()).unwrap();
+        while supervisor.proc.identify(pid).unwrap().is_some() {
+            std::thread::yield_now();
+        }
+        assert!(supervisor.proc.path(pid).exists(), "a zombie");
+        let error = supervisor.adopt(child).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the injector ended at once: exit status: 1"
+        );
+        assert!(!supervisor.proc.path(pid).exists());
+    }
+
+    #[test]
+    fn one_that_cannot_be_looked_at_is_ended_and_reaped() {
+        let nowhere = tempfile::tempdir().unwrap();
+        let child = started("cat");
+        let (pid, real) = (i32::try_from(child.id()).unwrap(), Proc::default());
+        // Its `stat` is a directory.
+        let stat = nowhere.path().join(pid.to_string()).join("stat");
+        std::fs::create_dir_all(stat).unwrap();
+        let supervisor = Supervisor {
+            proc: Proc::new(nowhere.path()),
+            injectors: BTreeMap::new(),
+        };
+        assert!(matches!(
+            supervisor.adopt(child),
+            Err(SupervisorError::Process(_))
+        ));
+        assert!(!real.path(pid).exists());
     }
 }

@@ -74,8 +74,19 @@ fn prepared(o: &Observed, key: &Key, entry: &Entry, now: Now, decision: &mut Dec
             "TargetGone",
             "the pod was gone before its window opened",
         ));
+    } else if let Some(message) = o.unstarted.get(key) {
+        decision.push(end(not_applied(entry), "ApplyFailed", message));
     } else {
         inject(o, key, entry, (injection, fault), decision);
+    }
+}
+
+/// What it means for a target that an effect could not be brought about.
+fn not_applied(entry: &Entry) -> TargetState {
+    if entry.injected_before.is_some() {
+        TargetState::Interrupted
+    } else {
+        TargetState::Failed
     }
 }
 
@@ -302,10 +313,8 @@ fn exited(o: &Observed, key: &Key, entry: &Entry, live: &Live, now: Now) -> Ende
     if let Some(message) = &live.failure {
         let outcome = if deserted {
             TargetState::Gone
-        } else if entry.injected_before.is_some() {
-            TargetState::Interrupted
         } else {
-            TargetState::Failed
+            not_applied(entry)
         };
         return with(live, ended(entry, outcome, ("ApplyFailed", message), now));
     }
@@ -327,6 +336,11 @@ fn exited(o: &Observed, key: &Key, entry: &Entry, live: &Live, now: Now) -> Ende
         );
     }
     let over = entry.window.is_some_and(|w| now.boot >= w.end);
+    if let (Some(code), None, false) = (live.exit_code, live.applied_at, over || deserted) {
+        let message = format!("the injector ended with code {code} before its effect was there");
+        let outcome = not_applied(entry);
+        return with(live, ended(entry, outcome, ("ApplyFailed", &message), now));
+    }
     let (reclaimed, outcome, reason, message) = if over {
         (ReclaimedBy::Deadline, TargetState::Recovered, "", "")
     } else if deserted {

@@ -42,6 +42,7 @@ impl Sim {
                 entries: BTreeMap::new(),
                 live: BTreeMap::new(),
                 kills: BTreeMap::new(),
+                unstarted: BTreeMap::new(),
                 deserted: Vec::new(),
                 preparations: BTreeMap::new(),
                 reports: BTreeMap::new(),
@@ -163,6 +164,7 @@ impl Sim {
                 self.entry(&key).state = State::Ended(*ended);
                 self.o.live.remove(&key);
                 self.o.kills.remove(&key);
+                self.o.unstarted.remove(&key);
             }
             Step::Clean { key } => {
                 let now = self.now;

@@ -222,6 +222,49 @@ fn an_injector_that_cannot_apply_has_failed_and_was_never_injected() {
 }
 
 #[test]
+fn an_injector_that_cannot_be_started_is_not_tried_again() {
+    let mut sim = Sim::new(&["a"]);
+    sim.settle();
+    let message = "cannot start an injector: no processes left";
+    sim.o.unstarted = [(key("a"), message.to_owned())].into();
+    sim.start(0);
+    sim.settle();
+    assert_eq!(sim.starts, 0);
+    let target = sim.target("a");
+    assert_eq!(
+        (
+            target.state,
+            target.reason.as_str(),
+            target.message.as_str()
+        ),
+        (TargetState::Failed, "ApplyFailed", message)
+    );
+    assert!(sim.last().audit.as_ref().unwrap().checked_at.is_some());
+}
+
+#[test]
+fn an_injector_that_gives_up_without_a_word_has_failed_with_its_code() {
+    for (applied, state, reason) in [
+        (false, TargetState::Failed, "ApplyFailed"),
+        (true, TargetState::Interrupted, "InjectorDied"),
+    ] {
+        let mut sim = Sim::new(&["a"]);
+        sim.settle();
+        sim.start(0);
+        sim.settle();
+        if applied {
+            sim.apply_all();
+        }
+        sim.live("a").exit_code = Some(70);
+        sim.live("a").has_exited = true;
+        sim.settle();
+        let target = sim.target("a");
+        assert_eq!((target.state, target.reason.as_str()), (state, reason));
+        assert_eq!(target.message.contains("code 70"), !applied);
+    }
+}
+
+#[test]
 fn an_injector_that_is_silent_or_lies_is_killed() {
     let mut silent = Sim::injected(&["a"]);
     silent.now.boot += Duration::from_secs(3);

@@ -133,6 +133,7 @@ impl Agent {
             entries: journal.clone(),
             live: self.live.clone(),
             kills: self.kills.clone(),
+            unstarted: BTreeMap::new(),
             deserted: deserted.map(|(key, _)| key.clone()).collect(),
             preparations: self.preparations.clone(),
             reports: self.reports.clone(),
