@@ -335,8 +335,14 @@ fn exited(o: &Observed, key: &Key, entry: &Entry, live: &Live, now: Now) -> Ende
             by(ReclaimedBy::Agent, entry, (outcome, reason, message), now),
         );
     }
+    died(entry, live, deserted, now)
+}
+
+/// How an injector ended its fault that nobody had killed and that said nothing.
+fn died(entry: &Entry, live: &Live, deserted: bool, now: Now) -> Ended {
     let over = entry.window.is_some_and(|w| now.boot >= w.end);
-    if let (Some(code), None, false) = (live.exit_code, live.applied_at, over || deserted) {
+    let is_forsaken = over || deserted || live.longest_silence >= LEASE;
+    if let (Some(code), None, false) = (live.exit_code, live.applied_at, is_forsaken) {
         let message = format!("the injector ended with code {code} before its effect was there");
         let outcome = not_applied(entry);
         return with(live, ended(entry, outcome, ("ApplyFailed", &message), now));
