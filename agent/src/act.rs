@@ -100,9 +100,11 @@ fn perform(
         Step::Open { key, window } => write(node, &key, |entry| entry.window = Some(window)),
         Step::Inject { key, table } => inject(node, &key, table, now),
         Step::Await { key } => {
+            let live = node.supervisor.live();
+            let known = live.get(&key).map(|l| (l.applied_at, l.counts.clone()));
+            let (applied_at, counts) = known.unwrap_or_default();
             write(node, &key, |entry| {
-                entry.injected_before = entry.injected_at();
-                entry.state = State::Waiting { since: now.boot };
+                entry.outlive(applied_at, counts, now.boot);
             })?;
             node.supervisor.forget(&key);
             Ok(())

@@ -2,6 +2,7 @@
 
 use std::{net::SocketAddr, path::PathBuf};
 
+use crate::hog::Hog;
 use clap::{Parser, Subcommand};
 use windtunnel_crds::units::GoDuration;
 use windtunnel_runtime::LogFormat;
@@ -38,13 +39,15 @@ pub enum Command {
 }
 
 /// What a child of an injector does.
-#[derive(Clone, Copy, Debug, Subcommand)]
+#[derive(Clone, Debug, Subcommand)]
 pub enum Child {
     /// Uses CPU time.
     Burn {
         /// Thousandths of a core.
         millicores: u64,
     },
+    /// Holds memory.
+    Hog(Hog),
 }
 
 /// Settings of an agent.

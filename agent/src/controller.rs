@@ -213,9 +213,18 @@ impl Controller {
         let live = self.node.supervisor.live();
         let mut counters: Vec<FaultCounters> = Vec::new();
         for (key, entry) in self.node.journal.entries() {
-            let (State::Injected { .. }, Some(live)) = (&entry.state, live.get(key)) else {
-                continue;
+            let live = live.get(key);
+            // On a container that is waited for it counts what it has met.
+            let is_told = match &entry.state {
+                State::Injected { .. } => live.is_some(),
+                State::Ended(_) => false,
+                _ => entry.injected_before.is_some(),
             };
+            if !is_told {
+                continue;
+            }
+            let counts = live.map(|l| l.counts.clone()).unwrap_or_default();
+            let counts = counts.after(&entry.counts_before);
             let (uid, fault) = (&entry.experiment.uid, &key.fault);
             let known = counters
                 .iter()
@@ -231,10 +240,8 @@ impl Controller {
             });
             let number = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
             let sum = &mut counters[at];
-            sum.matched_packets = sum
-                .matched_packets
-                .saturating_add(number(live.counts.matched));
-            for (name, value) in &live.counts.effect {
+            sum.matched_packets = sum.matched_packets.saturating_add(number(counts.matched));
+            for (name, value) in &counts.effect {
                 let so_far = sum.effect.entry(name.clone()).or_default();
                 *so_far = so_far.saturating_add(number(*value));
             }

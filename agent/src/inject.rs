@@ -32,6 +32,7 @@ use crate::{
 mod cpu;
 mod io;
 mod kill;
+mod memory;
 mod network;
 mod pause;
 
@@ -115,6 +116,7 @@ pub(crate) fn controller(kind: ContainerKind<'_>) -> &'static str {
     match kind {
         ContainerKind::Cpu(_) => cpu::CONTROLLER,
         ContainerKind::Io(_) => io::CONTROLLER,
+        ContainerKind::Memory(_) => memory::CONTROLLER,
         ContainerKind::Kill(_) => kill::CONTROLLER,
         ContainerKind::Pause(_) => pause::CONTROLLER,
     }
@@ -128,6 +130,7 @@ pub(crate) fn plan(
 ) -> Result<Act, Refusal> {
     match kind {
         ContainerKind::Cpu(fault) => cpu::plan(fault, found),
+        ContainerKind::Memory(fault) => memory::plan(fault, found),
         ContainerKind::Io(fault) => io::plan(fault, container, found),
         ContainerKind::Kill(fault) => Ok(kill::plan(fault)),
         ContainerKind::Pause(_) => Ok(Act::Pause),
@@ -140,6 +143,7 @@ fn apply(task: Task) -> Result<Box<dyn Effect>, String> {
         Task::Network(task) => network::apply(task),
         Task::Container(container) => match &container.act {
             Act::Cpu { millicores } => cpu::apply(&container, *millicores),
+            Act::Memory(act) => memory::apply(&container, *act),
             Act::Io(act) => io::apply(&container, act),
             Act::Kill { signal, every } => kill::apply(&container, *signal, *every),
             Act::Pause => pause::apply(&container),
@@ -151,6 +155,7 @@ fn apply(task: Task) -> Result<Box<dyn Effect>, String> {
 pub(crate) fn try_here(kind: &str, cgroups: &Path) -> Option<Result<(), String>> {
     match kind {
         "cpu" => Some(cpu::trial(cgroups)),
+        "memory" => Some(memory::trial(cgroups)),
         "io" => Some(io::trial(libc::EPERM)),
         "containerPause" => Some(pause::trial()),
         "idle" => {
@@ -222,6 +227,8 @@ fn hold(line: &Line, mut lease: Lease, order: Order) -> Result<(), InjectError> 
             return Ok(line.send(&Up::Done)?);
         }
         if !held.wants_its_end() && has_ended(held.init.as_ref(), Duration::ZERO) {
+            // What it has met until now is told with its last breath; it may be the proof.
+            let _ = held.beat()?;
             return Ok(line.send(&Up::ContainerEnded)?);
         }
         if Instant::now() >= next_beat {

@@ -15,6 +15,7 @@ pub mod mounts;
 pub mod netlink;
 pub mod netns;
 pub mod nft;
+pub mod pages;
 pub mod proc;
 pub mod qdisc;
 pub mod trace;

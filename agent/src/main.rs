@@ -17,7 +17,7 @@ use windtunnel_agent::{
     args::{Args, Child, Command, Run},
     burn,
     controller::{ControlError, Controller, Lines},
-    inject,
+    hog, inject,
     kernel::{
         child::{ChildError, become_one},
         proc::Proc,
@@ -96,6 +96,7 @@ fn child(what: Child) -> Result<(), ChildError> {
     become_one()?;
     match what {
         Child::Burn { millicores } => burn::burn(millicores),
+        Child::Hog(hog) => hog::hold(&hog),
     }
     Ok(())
 }

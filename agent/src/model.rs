@@ -61,6 +61,9 @@ pub struct Entry {
     pub prepared_at: Duration,
     /// When the effect may be there; unset until the run has started.
     pub window: Option<Window>,
+    /// What was counted on containers that have ended since.
+    #[serde(default)]
+    pub counts_before: Counts,
     /// When the effect was first read back on a container that has ended since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub injected_before: Option<Timestamp>,
@@ -102,6 +105,8 @@ pub enum Act {
         /// So much, in thousandths of a core.
         millicores: u64,
     },
+    /// Memory is held.
+    Memory(MemoryAct),
     /// Calls on a volume are held, late or refused.
     Io(IoAct),
     /// Its first process is sent a signal.
@@ -113,6 +118,21 @@ pub enum Act {
     },
     /// Its threads are stopped.
     Pause,
+}
+
+/// Memory that is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryAct {
+    /// How much.
+    pub bytes: u64,
+    /// Over how long it is taken.
+    pub ramp: Duration,
+    /// How much may be used in the control group; `None`: the kernel may be brought to kill.
+    pub most: Option<u64>,
+    /// How much stays available on the node.
+    pub spare: u64,
+    /// The container has a limit.
+    pub is_limited: bool,
 }
 
 /// What is done to the calls on a volume.
@@ -155,6 +175,7 @@ impl Act {
         match (self, other) {
             (Self::Cpu { .. }, Self::Cpu { .. }) => Some("the CPU time"),
             (Self::Io(own), Self::Io(other)) if own.volume == other.volume => Some("the volume"),
+            (Self::Memory(_), Self::Memory(_)) => Some("the memory"),
             (Self::Pause, Self::Pause) => Some("the threads"),
             _ => None,
         }
@@ -296,6 +317,22 @@ pub struct Counts {
     pub effect: BTreeMap<String, u64>,
 }
 
+impl Counts {
+    /// Names of what is counted, rather than measured anew each time.
+    const COUNTED: [&str; 5] = ["asked", "cpuMilliseconds", "hit", "oomKills", "signals"];
+
+    /// These, and what was counted before.
+    #[must_use]
+    pub fn after(mut self, before: &Self) -> Self {
+        for (name, value) in &before.effect {
+            if Self::COUNTED.contains(&name.as_str()) {
+                *self.effect.entry(name.clone()).or_default() += value;
+            }
+        }
+        self
+    }
+}
+
 impl Entry {
     /// The injector that may be at work.
     #[must_use]
@@ -304,6 +341,14 @@ impl Entry {
             State::Injecting { injector } | State::Injected { injector, .. } => Some(*injector),
             State::Prepared | State::Waiting { .. } | State::Ended(_) => None,
         }
+    }
+
+    /// The container has ended, since then on the boot clock, and its injector with it: what that
+    /// one had read back and counted is kept while a successor is waited for.
+    pub fn outlive(&mut self, applied_at: Option<Timestamp>, counts: Counts, since: Duration) {
+        self.injected_before = self.injected_at().or(applied_at);
+        self.counts_before = counts.after(&self.counts_before);
+        self.state = State::Waiting { since };
     }
 
     /// The network that it acts on, if it does.

@@ -14,7 +14,7 @@ use crate::{
     decide::{Now, Preparation, keys, node_refusal},
     impair::{self, ImpairError},
     kernel::{link::RouteSocket, netns::NetNs},
-    model::{Entry, FORMAT, Key, NetworkEntry, Objects, State},
+    model::{Counts, Entry, FORMAT, Key, NetworkEntry, Objects, State},
     network,
     node::Node,
     targets::{self, Target},
@@ -167,6 +167,7 @@ fn base(
         objects,
         prepared_at: now.boot,
         window: None,
+        counts_before: Counts::default(),
         injected_before: None,
         state: State::Prepared,
     };

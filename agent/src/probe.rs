@@ -29,7 +29,7 @@ use crate::{
 /// How long a trial in a process of its own may take.
 const TRIAL: Duration = Duration::from_secs(10);
 /// Kinds that are tried in a process of their own, on the agent's own container.
-const ON_CONTAINERS: [&str; 4] = ["cpu", "io", "io.errno", "containerPause"];
+const ON_CONTAINERS: [&str; 5] = ["cpu", "memory", "io", "io.errno", "containerPause"];
 
 /// Tries every kind of fault.
 #[must_use]
@@ -45,6 +45,7 @@ pub fn name(kind: NodeKind<'_>) -> &'static str {
     match kind {
         NodeKind::Network(_) => "network",
         NodeKind::Container(ContainerKind::Cpu(_)) => "cpu",
+        NodeKind::Container(ContainerKind::Memory(_)) => "memory",
         // Every kernel can send signals.
         NodeKind::Container(ContainerKind::Kill(_)) => "containerKill",
         NodeKind::Container(ContainerKind::Pause(_)) => "containerPause",

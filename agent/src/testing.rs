@@ -16,7 +16,9 @@ use windtunnel_crds::{
 
 use crate::{
     kernel::{self, link::LinkName, netns::NetNsId, nft::Device, proc::ProcessId, qdisc::Netem},
-    model::{Act, ContainerEntry, Detour, Entry, FORMAT, Key, NetworkEntry, Objects, State},
+    model::{
+        Act, ContainerEntry, Counts, Detour, Entry, FORMAT, Key, NetworkEntry, Objects, State,
+    },
 };
 
 pub(crate) fn key(pod: &str) -> Key {
@@ -42,6 +44,7 @@ pub(crate) fn injection(uid: &str, pods: &[&str], network: NodeNetworkFault) -> 
         targets: pods.iter().map(target).collect(),
         network: Some(network),
         cpu: None,
+        memory: None,
         io: None,
         container_kill: None,
         container_pause: None,
@@ -118,6 +121,7 @@ pub(crate) fn entry(pod: &str) -> Entry {
         }),
         prepared_at: Duration::from_secs(100),
         window: None,
+        counts_before: Counts::default(),
         injected_before: None,
         state: State::Prepared,
     }

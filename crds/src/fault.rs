@@ -10,22 +10,23 @@ use crate::{
     io::IoFault,
     network::NetworkFault,
     only,
-    stress::CpuFault,
+    stress::{CpuFault, MemoryFault},
     units::{GoDuration, Percent, at_most, positive},
 };
 
 /// The fields of [`Fault`] of which exactly one must be set.
-pub const KINDS: [&str; 6] = [
+pub const KINDS: [&str; 7] = [
     "network",
     "podKill",
     "cpu",
+    "memory",
     "io",
     "containerKill",
     "containerPause",
 ];
 
 /// Those of [`KINDS`] that act on containers rather than on whole pods.
-pub const CONTAINER_KINDS: [&str; 4] = ["cpu", "io", "containerKill", "containerPause"];
+pub const CONTAINER_KINDS: [&str; 5] = ["cpu", "memory", "io", "containerKill", "containerPause"];
 
 /// One fault: when, on which pods, and what. Exactly one kind must be set.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -71,6 +72,10 @@ pub struct Fault {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu: Option<CpuFault>,
 
+    /// Hold memory of a container: against its own limit, inside its own control group.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemoryFault>,
+
     /// Bad disk: calls of a container on one of its volumes hang, are late, or fail.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub io: Option<IoFault>,
@@ -93,6 +98,8 @@ pub enum Kind<'a> {
     PodKill(&'a PodKill),
     /// CPU time is burnt.
     Cpu(&'a CpuFault),
+    /// Memory is held.
+    Memory(&'a MemoryFault),
     /// Calls on a volume hang, are late, or fail.
     Io(&'a IoFault),
     /// A container's first process is sent a signal.
@@ -123,6 +130,7 @@ impl Fault {
             self.network.as_ref().map(Kind::Network),
             self.pod_kill.as_ref().map(Kind::PodKill),
             self.cpu.as_ref().map(Kind::Cpu),
+            self.memory.as_ref().map(Kind::Memory),
             self.io.as_ref().map(Kind::Io),
             self.container_kill.as_ref().map(Kind::ContainerKill),
             self.container_pause.as_ref().map(Kind::ContainerPause),

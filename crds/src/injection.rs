@@ -16,7 +16,7 @@ use crate::{
     only,
     peers::PortRange,
     residue::{ReclaimedBy, Residue},
-    stress::CpuFault,
+    stress::{CpuFault, MemoryFault},
     units::{GoDuration, Percent},
 };
 
@@ -137,6 +137,9 @@ pub struct NodeFault {
     /// A CPU fault.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu: Option<CpuFault>,
+    /// A memory fault.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemoryFault>,
     /// An I/O fault.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub io: Option<IoFault>,
@@ -162,6 +165,8 @@ pub enum NodeKind<'a> {
 pub enum ContainerKind<'a> {
     /// CPU time is burnt.
     Cpu(&'a CpuFault),
+    /// Memory is held.
+    Memory(&'a MemoryFault),
     /// Calls on a volume hang, are late, or fail.
     Io(&'a IoFault),
     /// Its first process is sent a signal.
@@ -179,6 +184,9 @@ impl NodeFault {
             self.cpu
                 .as_ref()
                 .map(|f| NodeKind::Container(ContainerKind::Cpu(f))),
+            self.memory
+                .as_ref()
+                .map(|f| NodeKind::Container(ContainerKind::Memory(f))),
             self.io
                 .as_ref()
                 .map(|f| NodeKind::Container(ContainerKind::Io(f))),

@@ -1,4 +1,4 @@
-//! Units of the API: durations, percentages, rates and cores.
+//! Units of the API: durations, percentages, rates, cores and sizes.
 //!
 //! Each type parses once, at the edge, and cannot hold a value out of its range.
 //! The same bounds stand in its schema, as CEL rules with a message that says
@@ -10,7 +10,7 @@ mod quantity;
 
 pub use duration::{DURATION_PATTERN, GoDuration, at_least, at_most, positive};
 pub use percent::Percent;
-pub use quantity::{BitRate, Cores};
+pub use quantity::{BitRate, ByteSize, Cores};
 
 use thiserror::Error;
 
@@ -29,4 +29,7 @@ pub enum UnitError {
     /// The text is not a number of cores, or is out of range.
     #[error("{0:?} is not a number of cores such as 500m, 1.5 or 2, from 1m to 1024")]
     Cores(String),
+    /// The text is not a size, or is out of range.
+    #[error("{0:?} is not a size in bytes such as 64Mi, 500M or 1.5Gi, from 1Mi to 1024Ti")]
+    ByteSize(String),
 }

@@ -21,6 +21,7 @@ mod product {
     pub(crate) mod lifecycle;
     pub(crate) mod manifests;
     pub(crate) mod measure;
+    pub(crate) mod memory;
     pub(crate) mod network;
     pub(crate) mod outage;
     pub(crate) mod partition;
@@ -64,6 +65,7 @@ const GENTLE: &[&[Test]] = &[
     product::containers::GENTLE,
     product::cpu::GENTLE,
     product::io::GENTLE,
+    product::memory::GENTLE,
     product::partition::GENTLE,
 ];
 

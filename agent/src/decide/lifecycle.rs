@@ -12,7 +12,7 @@ use windtunnel_crds::{
 use super::{AGAIN, Decision, Kill, LATE, Now, Observed, RESTART, SILENCE, Step, WAIT};
 use crate::{
     kernel::nft::Table,
-    model::{Act, Counts, Ended, Entry, Key, Objects, State, Window},
+    model::{Act, Ended, Entry, Key, Objects, State, Window},
     network,
     supervisor::{Leave, Live},
     wire::{LEASE, Task},
@@ -213,7 +213,11 @@ fn window(
 /// The fault itself ends its container again and again: the runtime may take its time.
 fn is_to_restart(entry: &Entry) -> bool {
     let act = entry.container().map(|c| &c.act);
-    matches!(act, Some(Act::Kill { every: Some(_), .. }))
+    match act {
+        Some(Act::Kill { every, .. }) => every.is_some(),
+        Some(Act::Memory(act)) => act.most.is_none(),
+        _ => false,
+    }
 }
 
 /// An injector is at work, or was.
@@ -464,7 +468,7 @@ fn ended(entry: &Entry, outcome: TargetState, (reason, message): (&str, &str), n
         injected_at: entry.injected_at(),
         reverted_at: now.wall,
         ended_at: now.boot,
-        counts: Counts::default(),
+        counts: entry.counts_before.clone(),
         checked: None,
         rechecked: None,
         residue: Vec::new(),
@@ -484,8 +488,9 @@ fn by(
 }
 
 fn with(live: &Live, ended: Ended) -> Ended {
+    let before = &ended.counts;
     Ended {
-        counts: live.counts.clone(),
+        counts: live.counts.clone().after(before),
         // It may have been in place for a moment that was not written down.
         injected_at: ended.injected_at.or(live.applied_at),
         ..ended

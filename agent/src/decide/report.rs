@@ -231,7 +231,8 @@ fn without_entry(o: &Observed, injection: &NodeInjection, base: TargetStatus) ->
 fn from_entry(o: &Observed, entry: &Entry, base: TargetStatus) -> TargetStatus {
     let live = o.live.get(&entry.key);
     let note = live.map(|l| l.note.clone()).unwrap_or_default();
-    let live = live.map(|l| l.counts.clone());
+    let counts = live.map(|l| l.counts.clone()).unwrap_or_default();
+    let counts = counts.after(&entry.counts_before);
     match &entry.state {
         State::Injecting { .. } | State::Prepared if entry.injected_before.is_some() => {
             TargetStatus {
@@ -254,7 +255,7 @@ fn from_entry(o: &Observed, entry: &Entry, base: TargetStatus) -> TargetStatus {
             state: TargetState::Injected,
             message: note,
             injected_at: entry.injected_at().map(MicroTime),
-            ..counted(entry, live.unwrap_or_default(), base)
+            ..counted(entry, counts, base)
         },
         State::Waiting { .. } => TargetStatus {
             // One that was never seen in place is not claimed to be.

@@ -55,6 +55,33 @@ fn a_container_that_restarts_is_followed_and_the_target_stays_injected() {
 }
 
 #[test]
+fn what_was_met_on_a_container_that_ended_is_kept() {
+    let mut sim = Sim::new(&["a"]);
+    on_containers(sim.injection());
+    sim.settle();
+    sim.start(0);
+    sim.settle();
+    // The effect was the container's end: both are heard of at once.
+    sim.apply_all();
+    let live = sim.o.live.values_mut().next().unwrap();
+    live.counts.effect = [("oomKills".to_owned(), 1), ("bytes".to_owned(), 5)].into();
+    end_container(&mut sim);
+    assert_eq!(sim.target("a").state, TargetState::Injected);
+    show(&mut sim, "containerd://2");
+    sim.apply_all();
+    let live = sim.o.live.values_mut().next().unwrap();
+    live.counts.effect = [("oomKills".to_owned(), 2), ("bytes".to_owned(), 7)].into();
+    sim.advance(60_000);
+    sim.settle();
+    let target = sim.target("a");
+    assert_eq!(target.state, TargetState::Recovered);
+    assert_eq!(
+        target.effect,
+        [("oomKills".to_owned(), 3), ("bytes".to_owned(), 7)].into()
+    );
+}
+
+#[test]
 fn a_container_without_a_successor_is_gone_after_a_minute_and_its_window_ends_it_before() {
     let mut sim = in_place();
     let fault = &mut sim.injection().spec;

@@ -143,10 +143,9 @@ impl Sim {
             }
             Step::Await { key } => {
                 let since = self.now.boot;
+                let live = self.o.live.remove(&key).unwrap();
                 let entry = self.entry(&key);
-                entry.injected_before = entry.injected_at();
-                entry.state = State::Waiting { since };
-                self.o.live.remove(&key);
+                entry.outlive(live.applied_at, live.counts, since);
             }
             Step::Follow { key, id } => {
                 let entry = self.entry(&key);

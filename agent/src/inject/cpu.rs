@@ -122,9 +122,15 @@ impl Effect for Burn {
 
 /// Burns for a moment in the control group that this process is in.
 pub(super) fn trial(cgroups: &Path) -> Result<(), String> {
-    let root = Hierarchies::detect(cgroups).map_err(|e| chain(&e))?;
-    let root = root
-        .controller(CONTROLLER)
+    let own = own_group(cgroups, CONTROLLER)?;
+    until_proved(&mut Burn::start(&own, 100)?)
+}
+
+/// The control group that this process is in, in the hierarchy of a controller.
+pub(super) fn own_group(cgroups: &Path, controller: &str) -> Result<PathBuf, String> {
+    let hierarchies = Hierarchies::detect(cgroups).map_err(|e| chain(&e))?;
+    let root = hierarchies
+        .controller(controller)
         .ok_or("there is no such controller")?;
     enter_cgroup_namespace().map_err(|e| chain(&e))?;
     let text = fs::read_to_string("/proc/self/cgroup").map_err(|e| e.to_string())?;
@@ -132,19 +138,22 @@ pub(super) fn trial(cgroups: &Path) -> Result<(), String> {
         .lines()
         .filter_map(|line| line.split_once(':')?.1.split_once(':'))
         .find(|(controllers, _)| {
-            controllers.is_empty() || controllers.split(',').any(|c| c == CONTROLLER)
+            controllers.is_empty() || controllers.split(',').any(|c| c == controller)
         })
-        .map(|(_, path)| root.join(path.trim_start_matches('/')))
-        .ok_or("this process is in no control group")?;
-    let mut burn = Burn::start(&own, 100)?;
+        .map(|(_, path)| root.join(path.trim_start_matches('/')));
+    own.ok_or_else(|| "this process is in no control group".to_owned())
+}
+
+/// Waits until an effect shows.
+pub(super) fn until_proved(effect: &mut dyn Effect) -> Result<(), String> {
     let until = Instant::now() + TRIAL;
     while Instant::now() < until {
-        if burn.proof()?.is_some() {
+        if effect.proof()?.is_some() {
             return Ok(());
         }
         thread::sleep(Duration::from_millis(10));
     }
-    Err("a burner used no CPU time".to_owned())
+    Err("the effect does not show".to_owned())
 }
 
 #[cfg(test)]

@@ -5,6 +5,8 @@
 //! parameter: the agent sees the host's at a path of its own, and tests read fixtures. A process's
 //! own `/proc/PID/cgroup` is not used, because it is relative to the reader's namespace.
 
+pub mod memory;
+
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};

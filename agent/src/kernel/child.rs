@@ -67,8 +67,8 @@ pub struct Child {
 }
 
 impl Child {
-    /// Starts one that is to join a control group. To be called once in the life of a process, which
-    /// has no other thread and no other children.
+    /// Starts one that is to join a control group, for a process that has no other thread and no
+    /// other children that live.
     ///
     /// # Errors
     /// [`ChildError`]; nothing is left then.
@@ -79,6 +79,11 @@ impl Child {
             .write(true)
             .open(&path)
             .map_err(|source| ChildError::Open { path, source })?;
+        // Back to the own one first: that of a child before is dead, and no other can be made in it.
+        let own = PathBuf::from("/proc/self/ns/pid");
+        let namespace =
+            File::open(&own).map_err(|source| ChildError::Open { path: own, source })?;
+        setns(namespace, CloneFlags::CLONE_NEWPID).map_err(ChildError::PidNamespace)?;
         unshare(CloneFlags::CLONE_NEWPID).map_err(ChildError::PidNamespace)?;
         let mut process = Command::new("/proc/self/exe")
             .arg0(NAME)

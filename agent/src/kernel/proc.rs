@@ -193,6 +193,26 @@ impl Proc {
         })
     }
 
+    /// The node's memory, and how much of it is available, in bytes.
+    ///
+    /// # Errors
+    /// When that cannot be read.
+    pub fn memory(&self) -> Result<(u64, u64), ProcError> {
+        let path = self.root.join("meminfo");
+        let text = read(&path)?;
+        bytes(&text, "MemTotal:")
+            .zip(bytes(&text, "MemAvailable:"))
+            .ok_or(ProcError::Malformed { path })
+    }
+
+    /// Bytes of a process's own that are in memory, files and what it shares aside; `None` for one
+    /// that is gone.
+    #[must_use]
+    pub fn anonymous(&self, pid: i32) -> Option<u64> {
+        let text = fs::read_to_string(self.path(pid).join("status")).ok()?;
+        bytes(&text, "RssAnon:")
+    }
+
     /// The id that the kernel draws at each boot.
     ///
     /// # Errors
@@ -311,6 +331,13 @@ fn parse_stat(text: &str) -> Option<Stat> {
         // Field 22 of the file; the parent is field 4.
         start_time: fields.nth(22 - 4 - 1)?.parse().ok()?,
     })
+}
+
+/// The bytes behind a name, which the kernel writes in units of 1 024.
+fn bytes(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    let number: u64 = line.trim().strip_suffix(" kB")?.parse().ok()?;
+    Some(number * 1024)
 }
 
 fn read(path: &Path) -> Result<String, ProcError> {

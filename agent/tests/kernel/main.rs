@@ -13,6 +13,7 @@ mod injector;
 mod io;
 mod lease;
 mod links;
+mod memory;
 mod netem;
 mod processes;
 mod support;

@@ -1,4 +1,4 @@
-//! Rates in bit/s and cores, written as Kubernetes resource quantities.
+//! Rates in bit/s, cores and sizes, written as Kubernetes resource quantities.
 
 use std::{borrow::Cow, fmt, marker::PhantomData, str::FromStr};
 
@@ -235,6 +235,92 @@ impl JsonSchema for Cores {
     }
 }
 
+/// Fewest bytes: a megabyte.
+const LEAST_BYTES: u64 = 1 << 20;
+/// Most bytes.
+const MOST_BYTES: u64 = 1 << 50;
+
+/// A size in bytes, from 1Mi to 1024Ti.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ByteSize(u64);
+
+impl ByteSize {
+    /// Bytes.
+    #[must_use]
+    pub const fn bytes(self) -> u64 {
+        self.0
+    }
+}
+
+impl FromStr for ByteSize {
+    type Err = UnitError;
+
+    fn from_str(text: &str) -> Result<Self, UnitError> {
+        let bytes = SUFFIXES
+            .iter()
+            .find_map(|(suffix, factor)| Some((text.strip_suffix(suffix)?, *factor)))
+            .and_then(|(number, factor)| scaled(number, factor));
+        bytes
+            .filter(|bytes| (LEAST_BYTES..=MOST_BYTES).contains(bytes))
+            .map(Self)
+            .ok_or_else(|| UnitError::ByteSize(text.to_owned()))
+    }
+}
+
+impl fmt::Display for ByteSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (suffix, factor) = SUFFIXES[..4]
+            .iter()
+            .rev()
+            .find(|(_, factor)| self.0.is_multiple_of(*factor))
+            .unwrap_or(&SUFFIXES[8]);
+        write!(f, "{}{suffix}", self.0 / factor)
+    }
+}
+
+impl fmt::Debug for ByteSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}B")
+    }
+}
+
+impl Serialize for ByteSize {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for ByteSize {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(Visitor(PhantomData))
+    }
+}
+
+impl JsonSchema for ByteSize {
+    fn schema_name() -> Cow<'static, str> {
+        "ByteSize".into()
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        const FORM: &str = r"^[0-9]{1,12}(\.[0-9]{1,12})?([kMGT]|[KMGT]i)?$";
+        json_schema!({
+            "x-kubernetes-int-or-string": true,
+            "maxLength": 28,
+            "x-kubernetes-validations": [{
+                "rule": format!(
+                    "string(self).matches(r'{FORM}') && !quantity(string(self)).isLessThan(quantity('1Mi')) \
+                     && !quantity(string(self)).isGreaterThan(quantity('1024Ti'))"
+                ),
+                "message": "must be a size in bytes such as 64Mi, 500M or 1.5Gi, from 1Mi to 1024Ti",
+            }],
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -281,6 +367,23 @@ mod tests {
         }
         for text in ["", "0", "0m", "1025", "-1", "1k", "m", "0.0001"] {
             assert!(text.parse::<Cores>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_bytes() {
+        for (text, bytes, shown) in [
+            ("64Mi", 64 << 20, "64Mi"),
+            ("1.5Gi", 1536 << 20, "1536Mi"),
+            ("500M", 500_000_000, "500000000"),
+            ("2048Ki", 2 << 20, "2Mi"),
+        ] {
+            let size: ByteSize = text.parse().unwrap();
+            assert_eq!((size.bytes(), size.to_string().as_str()), (bytes, shown));
+            assert_eq!(shown.parse::<ByteSize>().unwrap(), size);
+        }
+        for text in ["", "0", "1k", "1Mb", "-1Gi", "1025Ti", "1m"] {
+            assert!(text.parse::<ByteSize>().is_err(), "{text}");
         }
     }
 }

@@ -130,6 +130,7 @@ fn node_fault(observed: &Observed, fault: &Fault, targets: Vec<NodeTarget>) -> N
             .as_ref()
             .map(|network| node_network(observed, &fault.name, network)),
         cpu: fault.cpu.clone(),
+        memory: fault.memory.clone(),
         io: fault.io.clone(),
         container_kill: fault.container_kill.clone(),
         container_pause: fault.container_pause.clone(),

@@ -6,7 +6,9 @@ use windtunnel_agent::decide::{Kill, Now, Observed, Preparation, Step, node_refu
 use windtunnel_agent::kernel::netns::NetNsId;
 use windtunnel_agent::kernel::nft::Table;
 use windtunnel_agent::kernel::proc::ProcessId;
-use windtunnel_agent::model::{Ended, Entry, FORMAT, Key, NetworkEntry, Objects, State, Sweep};
+use windtunnel_agent::model::{
+    Counts, Ended, Entry, FORMAT, Key, NetworkEntry, Objects, State, Sweep,
+};
 use windtunnel_agent::supervisor::Live;
 use windtunnel_agent::wire::{NetworkTask, Order, Task};
 use windtunnel_crds::NodeInjection;
@@ -136,9 +138,11 @@ impl Node {
 
     fn wait_for_container(&mut self, now: Duration, key: &Key) -> Result<bool, Died> {
         let since = self.clocks(now).boot;
+        let live = self.agent.as_ref().and_then(|agent| agent.live.get(key));
+        let known = live.map(|l| (l.applied_at, l.counts.clone()));
+        let (applied_at, counts) = known.unwrap_or_default();
         let is_written = self.write(now, key, |entry| {
-            entry.injected_before = entry.injected_at();
-            entry.state = State::Waiting { since };
+            entry.outlive(applied_at, counts, since);
         })?;
         if let Some(agent) = self.agent.as_mut().filter(|_| is_written) {
             agent.live.remove(key);
@@ -337,6 +341,7 @@ impl Node {
             }),
             prepared_at: self.clocks(now).boot,
             window: None,
+            counts_before: Counts::default(),
             injected_before: None,
             state: State::Prepared,
         }
