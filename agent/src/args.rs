@@ -2,10 +2,11 @@
 
 use std::{net::SocketAddr, path::PathBuf};
 
-use crate::hog::Hog;
 use clap::{Parser, Subcommand};
 use windtunnel_crds::units::GoDuration;
 use windtunnel_runtime::LogFormat;
+
+use crate::{fill::Fill, hog::Hog};
 
 /// windtunnel's node agent.
 #[derive(Clone, Debug, Parser)]
@@ -48,6 +49,8 @@ pub enum Child {
     },
     /// Holds memory.
     Hog(Hog),
+    /// Takes space.
+    Fill(Fill),
 }
 
 /// Settings of an agent.
@@ -77,6 +80,10 @@ pub struct Run {
     /// kubelet's directory of pod logs.
     #[arg(long, default_value = "/host/var/log/pods")]
     pub pod_logs: PathBuf,
+
+    /// Disk faults may fill a disk that the node itself needs, but for a reserve.
+    #[arg(long)]
+    pub fill_node_disk: bool,
 
     /// Where probes and metrics are served.
     #[arg(long, default_value = "[::]:8081")]

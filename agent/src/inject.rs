@@ -24,17 +24,21 @@ use crate::{
         proc::{Proc, ProcError, ProcessHandle, boottime},
     },
     model::{Act, ContainerEntry, Counts},
+    node::Settings,
     prepare::Refusal,
     targets::Container,
     wire::{BEAT, Down, LEASE, Line, Order, Task, Up, WireError},
 };
 
 mod cpu;
+mod disk;
 mod io;
 mod kill;
 mod memory;
 mod network;
 mod pause;
+mod scratch;
+mod volume;
 
 /// What an injector is started as.
 pub(crate) const COMMAND: [&str; 2] = ["/proc/self/exe", "inject"];
@@ -117,6 +121,7 @@ pub(crate) fn controller(kind: ContainerKind<'_>) -> &'static str {
         ContainerKind::Cpu(_) => cpu::CONTROLLER,
         ContainerKind::Io(_) => io::CONTROLLER,
         ContainerKind::Memory(_) => memory::CONTROLLER,
+        ContainerKind::DiskFill(_) => disk::CONTROLLER,
         ContainerKind::Kill(_) => kill::CONTROLLER,
         ContainerKind::Pause(_) => pause::CONTROLLER,
     }
@@ -127,11 +132,15 @@ pub(crate) fn plan(
     kind: ContainerKind<'_>,
     container: &NodeContainer,
     found: &Container,
+    settings: &Settings,
 ) -> Result<Act, Refusal> {
     match kind {
         ContainerKind::Cpu(fault) => cpu::plan(fault, found),
         ContainerKind::Memory(fault) => memory::plan(fault, found),
         ContainerKind::Io(fault) => io::plan(fault, container, found),
+        ContainerKind::DiskFill(fault) => {
+            disk::plan(fault, container, found, settings.fill_node_disk)
+        }
         ContainerKind::Kill(fault) => Ok(kill::plan(fault)),
         ContainerKind::Pause(_) => Ok(Act::Pause),
     }
@@ -145,6 +154,7 @@ fn apply(task: Task) -> Result<Box<dyn Effect>, String> {
             Act::Cpu { millicores } => cpu::apply(&container, *millicores),
             Act::Memory(act) => memory::apply(&container, *act),
             Act::Io(act) => io::apply(&container, act),
+            Act::Fill(act) => disk::apply(&container, act),
             Act::Kill { signal, every } => kill::apply(&container, *signal, *every),
             Act::Pause => pause::apply(&container),
         },
@@ -157,6 +167,7 @@ pub(crate) fn try_here(kind: &str, cgroups: &Path) -> Option<Result<(), String>>
         "cpu" => Some(cpu::trial(cgroups)),
         "memory" => Some(memory::trial(cgroups)),
         "io" => Some(io::trial(libc::EPERM)),
+        "diskFill" => Some(disk::trial(cgroups)),
         "containerPause" => Some(pause::trial()),
         "idle" => {
             pause::idle();

@@ -18,4 +18,5 @@ pub mod nft;
 pub mod pages;
 pub mod proc;
 pub mod qdisc;
+pub mod space;
 pub mod trace;

@@ -12,6 +12,7 @@ pub mod burn;
 pub mod clock;
 pub mod controller;
 pub mod decide;
+pub mod fill;
 pub mod hog;
 pub mod impair;
 pub mod inject;

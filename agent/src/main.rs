@@ -17,7 +17,7 @@ use windtunnel_agent::{
     args::{Args, Child, Command, Run},
     burn,
     controller::{ControlError, Controller, Lines},
-    hog, inject,
+    fill, hog, inject,
     kernel::{
         child::{ChildError, become_one},
         proc::Proc,
@@ -97,6 +97,7 @@ fn child(what: Child) -> Result<(), ChildError> {
     match what {
         Child::Burn { millicores } => burn::burn(millicores),
         Child::Hog(hog) => hog::hold(&hog),
+        Child::Fill(fill) => fill::fill(&fill),
     }
     Ok(())
 }
@@ -113,6 +114,7 @@ fn start(run: Run) -> Result<(), MainError> {
             pod_logs: run.pod_logs.clone(),
         },
         grace,
+        fill_node_disk: run.fill_node_disk,
     };
     let (metrics, registry) = Metrics::new();
     let node = Node::new(settings, &run.journal, metrics)?;

@@ -109,6 +109,8 @@ pub enum Act {
     Memory(MemoryAct),
     /// Calls on a volume are held, late or refused.
     Io(IoAct),
+    /// A volume's file system is filled.
+    Fill(FillAct),
     /// Its first process is sent a signal.
     Kill {
         /// Which.
@@ -133,6 +135,28 @@ pub struct MemoryAct {
     pub spare: u64,
     /// The container has a limit.
     pub is_limited: bool,
+}
+
+/// Space that is taken of a volume's file system.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct FillAct {
+    /// Where the volume is mounted in the container.
+    pub volume: String,
+    /// How much.
+    pub until: Until,
+    /// How many bytes stay available.
+    pub reserve: u64,
+    /// How many bytes the pod may store there itself.
+    pub limit: Option<u64>,
+}
+
+/// Until when space is taken.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Until {
+    /// So many bytes are.
+    Size(u64),
+    /// So many percent of the file system are in use.
+    Percent(f64),
 }
 
 /// What is done to the calls on a volume.
@@ -174,9 +198,21 @@ impl Act {
     pub fn competes(&self, other: &Self) -> Option<&'static str> {
         match (self, other) {
             (Self::Cpu { .. }, Self::Cpu { .. }) => Some("the CPU time"),
-            (Self::Io(own), Self::Io(other)) if own.volume == other.volume => Some("the volume"),
+            (Self::Io(IoAct { volume, .. }) | Self::Fill(FillAct { volume, .. }), other)
+                if other.volume() == Some(volume) =>
+            {
+                Some("the volume")
+            }
             (Self::Memory(_), Self::Memory(_)) => Some("the memory"),
             (Self::Pause, Self::Pause) => Some("the threads"),
+            _ => None,
+        }
+    }
+
+    /// The volume that it acts on, if it does.
+    fn volume(&self) -> Option<&String> {
+        match self {
+            Self::Io(IoAct { volume, .. }) | Self::Fill(FillAct { volume, .. }) => Some(volume),
             _ => None,
         }
     }

@@ -56,6 +56,8 @@ pub struct Settings {
     pub places: Places,
     /// How long faults are kept without a control plane.
     pub grace: Duration,
+    /// Disks that the node itself needs may be filled, but for a reserve.
+    pub fill_node_disk: bool,
 }
 
 /// The node.

@@ -29,7 +29,14 @@ use crate::{
 /// How long a trial in a process of its own may take.
 const TRIAL: Duration = Duration::from_secs(10);
 /// Kinds that are tried in a process of their own, on the agent's own container.
-const ON_CONTAINERS: [&str; 5] = ["cpu", "memory", "io", "io.errno", "containerPause"];
+const ON_CONTAINERS: [&str; 6] = [
+    "cpu",
+    "memory",
+    "io",
+    "io.errno",
+    "diskFill",
+    "containerPause",
+];
 
 /// Tries every kind of fault.
 #[must_use]
@@ -46,6 +53,7 @@ pub fn name(kind: NodeKind<'_>) -> &'static str {
         NodeKind::Network(_) => "network",
         NodeKind::Container(ContainerKind::Cpu(_)) => "cpu",
         NodeKind::Container(ContainerKind::Memory(_)) => "memory",
+        NodeKind::Container(ContainerKind::DiskFill(_)) => "diskFill",
         // Every kernel can send signals.
         NodeKind::Container(ContainerKind::Kill(_)) => "containerKill",
         NodeKind::Container(ContainerKind::Pause(_)) => "containerPause",

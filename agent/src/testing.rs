@@ -46,6 +46,7 @@ pub(crate) fn injection(uid: &str, pods: &[&str], network: NodeNetworkFault) -> 
         cpu: None,
         memory: None,
         io: None,
+        disk_fill: None,
         container_kill: None,
         container_pause: None,
     };
@@ -140,6 +141,7 @@ pub(crate) fn on_containers(injection: &mut NodeInjection) {
                 name: "app".to_owned(),
                 id: "containerd://1".to_owned(),
                 volume_mounts: Vec::new(),
+                storage_limits: std::collections::BTreeMap::new(),
             }];
         }
     }

@@ -69,7 +69,7 @@ pub struct ChaosExperimentSpec {
     pub duration: GoDuration,
 
     /// The faults, each with a name of its own, each of exactly one kind (`network`, `podKill`,
-    /// `cpu`, `memory`, `io`, `containerKill`, `containerPause`).
+    /// `cpu`, `memory`, `io`, `diskFill`, `containerKill`, `containerPause`).
     /// They share one clock: each has its window, `startAfter` to `startAfter` + `duration`.
     #[schemars(length(min = 1, max = 32))]
     #[x_kube(merge_strategy = kube::core::ListMerge::Map(vec!["name".into()]))]

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     container::{ContainerKill, ContainerPause},
+    disk::DiskFill,
     io::IoFault,
     network::NetworkFault,
     only,
@@ -15,18 +16,26 @@ use crate::{
 };
 
 /// The fields of [`Fault`] of which exactly one must be set.
-pub const KINDS: [&str; 7] = [
+pub const KINDS: [&str; 8] = [
     "network",
     "podKill",
     "cpu",
     "memory",
     "io",
+    "diskFill",
     "containerKill",
     "containerPause",
 ];
 
 /// Those of [`KINDS`] that act on containers rather than on whole pods.
-pub const CONTAINER_KINDS: [&str; 5] = ["cpu", "memory", "io", "containerKill", "containerPause"];
+pub const CONTAINER_KINDS: [&str; 6] = [
+    "cpu",
+    "memory",
+    "io",
+    "diskFill",
+    "containerKill",
+    "containerPause",
+];
 
 /// One fault: when, on which pods, and what. Exactly one kind must be set.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -80,6 +89,10 @@ pub struct Fault {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub io: Option<IoFault>,
 
+    /// Full disk: space on the file system of one of a container's volumes is taken.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_fill: Option<DiskFill>,
+
     /// Send a container's first process a signal, SIGKILL by default, once or every so often.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container_kill: Option<ContainerKill>,
@@ -102,6 +115,8 @@ pub enum Kind<'a> {
     Memory(&'a MemoryFault),
     /// Calls on a volume hang, are late, or fail.
     Io(&'a IoFault),
+    /// A volume's file system is filled.
+    DiskFill(&'a DiskFill),
     /// A container's first process is sent a signal.
     ContainerKill(&'a ContainerKill),
     /// A container's threads are stopped.
@@ -132,6 +147,7 @@ impl Fault {
             self.cpu.as_ref().map(Kind::Cpu),
             self.memory.as_ref().map(Kind::Memory),
             self.io.as_ref().map(Kind::Io),
+            self.disk_fill.as_ref().map(Kind::DiskFill),
             self.container_kill.as_ref().map(Kind::ContainerKill),
             self.container_pause.as_ref().map(Kind::ContainerPause),
         ])

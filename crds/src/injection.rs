@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     container::{ContainerKill, ContainerPause},
+    disk::DiskFill,
     io::IoFault,
     network::{Bandwidth, Chance, Delay, Direction, Loss, NetworkFault, Reorder, Spare},
     only,
@@ -143,6 +144,9 @@ pub struct NodeFault {
     /// An I/O fault.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub io: Option<IoFault>,
+    /// A disk fault.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_fill: Option<DiskFill>,
     /// A signal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container_kill: Option<ContainerKill>,
@@ -169,6 +173,8 @@ pub enum ContainerKind<'a> {
     Memory(&'a MemoryFault),
     /// Calls on a volume hang, are late, or fail.
     Io(&'a IoFault),
+    /// A volume's file system is filled.
+    DiskFill(&'a DiskFill),
     /// Its first process is sent a signal.
     Kill(&'a ContainerKill),
     /// Its threads are stopped.
@@ -190,6 +196,9 @@ impl NodeFault {
             self.io
                 .as_ref()
                 .map(|f| NodeKind::Container(ContainerKind::Io(f))),
+            self.disk_fill
+                .as_ref()
+                .map(|f| NodeKind::Container(ContainerKind::DiskFill(f))),
             self.container_kill
                 .as_ref()
                 .map(|f| NodeKind::Container(ContainerKind::Kill(f))),
@@ -227,6 +236,10 @@ pub struct NodeContainer {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 256))]
     pub volume_mounts: Vec<String>,
+    /// How many bytes the pod may store on the node's disk at a mount: its sizeLimit, or the
+    /// ephemeral-storage limits of the pod's containers.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub storage_limits: BTreeMap<String, i64>,
 }
 
 /// A network fault with its peers resolved to addresses.

@@ -16,6 +16,7 @@
 
 pub mod conditions;
 pub mod container;
+pub mod disk;
 pub mod experiment;
 pub mod fault;
 pub mod injection;

@@ -167,7 +167,7 @@ pub struct FaultStatus {
     /// What a fault on containers was measured to do, summed over its targets: cpu: millicores
     /// (used in the last second) and cpuMilliseconds; io: asked, hit and waiting (calls);
     /// containerKill: signals; containerPause: threads;
-    /// memory: bytes and oomKills.
+    /// memory: bytes and oomKills; diskFill: bytes and freeBytes.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub effect: BTreeMap<String, i64>,
     /// Where the fault stands, in a sentence.

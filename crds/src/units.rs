@@ -10,7 +10,7 @@ mod quantity;
 
 pub use duration::{DURATION_PATTERN, GoDuration, at_least, at_most, positive};
 pub use percent::Percent;
-pub use quantity::{BitRate, ByteSize, Cores};
+pub use quantity::{BitRate, ByteSize, Cores, bytes};
 
 use thiserror::Error;
 

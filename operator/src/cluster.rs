@@ -1,6 +1,6 @@
 //! Trimmed views of the cluster's own objects: only what decisions read is kept in memory.
 
-use std::net::IpAddr;
+use std::{collections::BTreeMap, net::IpAddr};
 
 use k8s_openapi::api::{core::v1, discovery::v1 as discovery};
 use kube::{
@@ -8,7 +8,7 @@ use kube::{
     core::{ApiResource, object::Object},
 };
 use serde::{Deserialize, Serialize};
-use windtunnel_crds::injection::NodeContainer;
+use windtunnel_crds::{injection::NodeContainer, units};
 
 /// Names the container of a pod that tools act on by default.
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
@@ -25,6 +25,27 @@ pub struct PodSpec {
     node_name: String,
     host_network: bool,
     containers: Vec<Container>,
+    volumes: Vec<Volume>,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Volume {
+    name: String,
+    empty_dir: Option<EmptyDir>,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct EmptyDir {
+    medium: String,
+    size_limit: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+struct Resources {
+    limits: BTreeMap<String, String>,
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -33,11 +54,13 @@ struct Container {
     name: String,
     volume_mounts: Vec<VolumeMount>,
     ports: Vec<ContainerPort>,
+    resources: Resources,
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 struct VolumeMount {
+    name: String,
     mount_path: String,
 }
 
@@ -128,6 +151,30 @@ impl PodSpec {
         let mounts = its.flat_map(|c| &c.volume_mounts);
         mounts.map(|mount| mount.mount_path.clone()).collect()
     }
+
+    /// How many bytes the pod may store at those mounts that are on the node's own disk.
+    fn storage_limits(&self, container: &str) -> BTreeMap<String, i64> {
+        let limit = |c: &Container| units::bytes(c.resources.limits.get("ephemeral-storage")?);
+        let of_pod = self
+            .containers
+            .iter()
+            .filter_map(limit)
+            .reduce(u64::saturating_add);
+        let on_disk = |name: &str| {
+            let volume = self.volumes.iter().find(|v| v.name == name);
+            volume?.empty_dir.as_ref().filter(|e| e.medium.is_empty())
+        };
+        let its = self.containers.iter().filter(|c| c.name == container);
+        its.flat_map(|c| &c.volume_mounts)
+            .filter_map(|mount| {
+                let size = on_disk(&mount.name)?.size_limit.as_deref();
+                let limits = [size.and_then(units::bytes), of_pod];
+                let least = limits.into_iter().flatten().min()?;
+                let least = i64::try_from(least).unwrap_or(i64::MAX);
+                Some((mount.mount_path.clone(), least))
+            })
+            .collect()
+    }
 }
 
 /// A pod as a possible target or peer.
@@ -171,6 +218,7 @@ impl From<&Pod> for Candidate {
                 .filter(|c| !c.container_id.is_empty())
                 .map(|c| NodeContainer {
                     volume_mounts: pod.spec.mounts(&c.name),
+                    storage_limits: pod.spec.storage_limits(&c.name),
                     name: c.name,
                     id: c.container_id,
                 })
@@ -183,5 +231,43 @@ impl From<&Pod> for Candidate {
                 .unwrap_or_default(),
             addresses: status.pod_ips.into_iter().map(|ip| ip.ip).collect(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_pod_may_store_is_the_least_of_its_limits() {
+        let spec: PodSpec = serde_json::from_value(serde_json::json!({
+            "containers": [
+                {
+                    "name": "app",
+                    "resources": {"limits": {"ephemeral-storage": "1Gi", "memory": "1Mi"}},
+                    "volumeMounts": [
+                        {"name": "small", "mountPath": "/small"},
+                        {"name": "free", "mountPath": "/free"},
+                        {"name": "memory", "mountPath": "/memory"},
+                        {"name": "claim", "mountPath": "/claim"},
+                    ],
+                },
+                {"name": "sidecar", "resources": {"limits": {"ephemeral-storage": "1Gi"}}},
+            ],
+            "volumes": [
+                {"name": "small", "emptyDir": {"sizeLimit": "64Mi"}},
+                {"name": "free", "emptyDir": {}},
+                {"name": "memory", "emptyDir": {"medium": "Memory", "sizeLimit": "64Mi"}},
+                {"name": "claim", "persistentVolumeClaim": {"claimName": "x"}},
+            ],
+        }))
+        .unwrap();
+        let limits = spec.storage_limits("app");
+        let expected = [
+            ("/free".to_owned(), 2 << 30),
+            ("/small".to_owned(), 64 << 20),
+        ];
+        assert_eq!(limits, expected.into());
+        assert!(spec.storage_limits("sidecar").is_empty());
     }
 }

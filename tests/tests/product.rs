@@ -14,6 +14,7 @@ mod product {
     pub(crate) mod compose;
     pub(crate) mod containers;
     pub(crate) mod cpu;
+    pub(crate) mod disk;
     pub(crate) mod doses;
     pub(crate) mod install;
     pub(crate) mod io;
@@ -66,6 +67,7 @@ const GENTLE: &[&[Test]] = &[
     product::cpu::GENTLE,
     product::io::GENTLE,
     product::memory::GENTLE,
+    product::disk::GENTLE,
     product::partition::GENTLE,
 ];
 

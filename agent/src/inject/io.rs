@@ -5,32 +5,21 @@ use std::{
     cmp::Reverse,
     collections::BinaryHeap,
     fs,
-    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
-    path::{Path, PathBuf},
+    os::fd::{AsFd as _, BorrowedFd},
     thread,
     time::{Duration, Instant},
 };
 
-use nix::{
-    fcntl::OFlag,
-    mount::{MsFlags, mount},
-    sched::{CloneFlags, unshare},
-    sys::stat::Mode,
-};
+use nix::{fcntl::OFlag, sys::stat::Mode};
 use windtunnel_crds::{
     injection::NodeContainer,
     io::{IoErrno, IoFault, IoOperation},
 };
 use windtunnel_runtime::chain;
 
-use super::Effect;
+use super::{Effect, scratch, volume};
 use crate::{
-    kernel::{
-        beneath,
-        fanotify::{Answer, Class, FanotifyError, Group, Waiting},
-        mounts,
-        proc::{Proc, ProcessId},
-    },
+    kernel::fanotify::{Answer, Class, FanotifyError, Group, Waiting},
     model::{Act, ContainerEntry, Counts, IoAct, IoMode},
     prepare::Refusal,
     targets::Container,
@@ -55,16 +44,10 @@ pub(super) fn plan(
         latency,
         error,
     } = fault;
-    if volume != "/" && !container.volume_mounts.contains(volume) {
-        return Err((
-            "NotAVolume",
-            format!(
-                "{volume} is not where container {} has a volume mounted",
-                container.name
-            ),
-        ));
+    if volume != "/" {
+        volume::check(volume, container)?;
     }
-    open(found.init, volume).map_err(|message| ("NotAVolume", message))?;
+    volume::open(found.init, volume).map_err(|message| ("NotAVolume", message))?;
     let does = |operation| operations.is_empty() || operations.contains(&operation);
     Ok(Act::Io(IoAct {
         volume: volume.clone(),
@@ -94,30 +77,6 @@ fn number(errno: IoErrno) -> i32 {
     }
 }
 
-/// The volume's root, opened beneath the root of the container's first process. It must be a mount
-/// of that process, at that very path: a link to anywhere else is refused.
-fn open(init: ProcessId, volume: &str) -> Result<OwnedFd, String> {
-    let proc = Proc::default();
-    let root = proc.open_root(init.pid).map_err(|e| chain(&e))?;
-    let relative = Path::new(volume.trim_start_matches('/'));
-    let relative = if volume == "/" {
-        Path::new(".")
-    } else {
-        relative
-    };
-    let opened = beneath::open(root.as_fd(), relative).map_err(|e| chain(&e))?;
-    let id = mounts::id_of(opened.as_fd()).map_err(|e| chain(&e))?;
-    let mounted = mounts::mount_points(&proc, init.pid).map_err(|e| chain(&e))?;
-    if !proc.is_alive(init).map_err(|e| chain(&e))? {
-        return Err("the container has ended".to_owned());
-    }
-    let is_there = |(mount, at): &(u64, PathBuf)| *mount == id && at == Path::new(volume);
-    if !mounted.iter().any(is_there) {
-        return Err(format!("nothing is mounted at {volume} in the container"));
-    }
-    Ok(opened)
-}
-
 /// Calls that the kernel has asked about.
 struct Calls {
     groups: Vec<Group>,
@@ -145,7 +104,7 @@ struct Call {
 }
 
 pub(super) fn apply(container: &ContainerEntry, act: &IoAct) -> Result<Box<dyn Effect>, String> {
-    let mount = open(container.init, &act.volume)?;
+    let (mount, _) = volume::open(container.init, &act.volume)?;
     let (groups, note) = mark(mount.as_fd(), act)?;
     Ok(Box::new(Calls {
         groups,
@@ -314,13 +273,7 @@ impl Ord for Late {
 /// Has the kernel ask about a file on a file system of this process's own, and refuses with `errno`.
 pub(super) fn trial(errno: i32) -> Result<(), String> {
     let told = |e: nix::Error| e.to_string();
-    unshare(CloneFlags::CLONE_NEWNS).map_err(told)?;
-    let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
-    mount(None::<&str>, "/", None::<&str>, private, None::<&str>).map_err(told)?;
-    // Every container has it, and this process has no use for what is there.
-    let place = "/sys";
-    let none = MsFlags::empty();
-    mount(None::<&str>, place, Some("tmpfs"), none, None::<&str>).map_err(told)?;
+    let place = scratch::enter()?;
     fs::write("/sys/trial", "").map_err(|e| e.to_string())?;
     let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
     let directory = nix::fcntl::open(place, flags, Mode::empty()).map_err(told)?;

@@ -46,9 +46,7 @@ pub(super) fn plan(fault: &MemoryFault, found: &Container) -> Result<Act, Refusa
             return Err(("NoMemoryLimit", message.to_owned()));
         }
     };
-    let most = limit
-        .filter(|_| !oom_kill)
-        .map(|limit| limit.saturating_sub(HEADROOM.max(limit / 20)));
+    let most = limit.filter(|_| !oom_kill).map(below);
     let used = memory::usage(&found.cgroup).map_err(unreadable)?;
     if most.is_some_and(|most| used + 2 * CHUNK > most) {
         return Err((
@@ -69,18 +67,23 @@ pub(super) fn plan(fault: &MemoryFault, found: &Container) -> Result<Act, Refusa
     }))
 }
 
+/// How much may be used of a limit without the kernel being brought to kill.
+pub(super) fn below(limit: u64) -> u64 {
+    limit.saturating_sub(HEADROOM.max(limit / 20))
+}
+
 #[expect(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
     reason = "a share of what fits into memory"
 )]
-fn share(limit: u64, percent: f64) -> u64 {
+pub(super) fn share(limit: u64, percent: f64) -> u64 {
     (limit as f64 * percent / 100.0) as u64
 }
 
 /// A tenth of the node's memory stays available: how much that is.
-fn spare_the_node(bytes: u64) -> Result<u64, Refusal> {
+pub(super) fn spare_the_node(bytes: u64) -> Result<u64, Refusal> {
     let proc = Proc::default();
     let (total, available) = proc.memory().map_err(|e| ("NodeUnreadable", chain(&e)))?;
     let spare = total / 10;

@@ -36,11 +36,44 @@ pub fn id_of(fd: BorrowedFd<'_>) -> Result<u64, MountError> {
         .ok_or(MountError::Unnamed(path))
 }
 
-/// The mounts of a process: the id of each, and where it is for that process.
+/// A mount, as a process sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mount {
+    /// Its id.
+    pub id: u64,
+    /// The device of its file system: `major:minor`.
+    pub device: String,
+    /// Where it is.
+    pub point: PathBuf,
+    /// The type of its file system.
+    pub kind: String,
+    /// What its file system is on, as that says.
+    pub source: String,
+}
+
+impl Mount {
+    /// Whether the file system is the same as another's; one that has several devices is known by
+    /// what it is on.
+    #[must_use]
+    pub fn shares_file_system_with(&self, other: &Self) -> bool {
+        let is_on_disk = self.source.starts_with('/');
+        self.device == other.device || (is_on_disk && self.source == other.source)
+    }
+}
+
+/// The mount that a path of a process lies on.
+#[must_use]
+pub fn covering<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a Mount> {
+    let above = mounts.iter().filter(|mount| path.starts_with(&mount.point));
+    // Of two at one place the later covers the other.
+    above.max_by_key(|mount| mount.point.components().count())
+}
+
+/// The mounts of a process, each after what it is mounted on.
 ///
 /// # Errors
 /// When the process is gone or may not be looked at.
-pub fn mount_points(proc: &Proc, pid: i32) -> Result<Vec<(u64, PathBuf)>, MountError> {
+pub fn of_process(proc: &Proc, pid: i32) -> Result<Vec<Mount>, MountError> {
     let bytes = read(&proc.path(pid).join("mountinfo"))?;
     Ok(bytes
         .split(|byte| *byte == b'\n')
@@ -48,12 +81,21 @@ pub fn mount_points(proc: &Proc, pid: i32) -> Result<Vec<(u64, PathBuf)>, MountE
         .collect())
 }
 
-/// "36 35 98:0 /root /point options …": the first field and the fifth.
-fn parse(line: &[u8]) -> Option<(u64, PathBuf)> {
+/// "36 35 98:0 /root /point options optional… - type source options".
+fn parse(line: &[u8]) -> Option<Mount> {
     let mut fields = line.split(|byte| *byte == b' ');
-    let id = std::str::from_utf8(fields.next()?).ok()?.parse().ok()?;
-    let point = unescape(fields.nth(3)?);
-    Some((id, PathBuf::from(std::ffi::OsString::from_vec(point))))
+    let text = |field: &[u8]| String::from_utf8_lossy(&unescape(field)).into_owned();
+    let id = text(fields.next()?).parse().ok()?;
+    let device = text(fields.nth(1)?);
+    let point = unescape(fields.nth(1)?);
+    fields.find(|field| *field == b"-")?;
+    Some(Mount {
+        id,
+        device,
+        point: PathBuf::from(std::ffi::OsString::from_vec(point)),
+        kind: text(fields.next()?),
+        source: text(fields.next()?),
+    })
 }
 
 /// Blanks and backslashes stand as three octal digits behind a backslash.
@@ -91,7 +133,14 @@ mod tests {
     #[test]
     fn a_line_is_read_with_all_that_can_stand_in_a_path() {
         let line = br"36 35 98:0 /mnt1 /a\040b\134c rw,noatime master:1 - ext3 /dev/root rw";
-        assert_eq!(parse(line), Some((36, PathBuf::from(r"/a b\c"))));
+        let mount = Mount {
+            id: 36,
+            device: "98:0".to_owned(),
+            point: PathBuf::from(r"/a b\c"),
+            kind: "ext3".to_owned(),
+            source: "/dev/root".to_owned(),
+        };
+        assert_eq!(parse(line), Some(mount));
         assert_eq!(parse(b""), None);
         assert_eq!(parse(b"x y z"), None);
     }
@@ -100,7 +149,30 @@ mod tests {
     fn a_descriptor_lies_on_one_of_the_own_mounts() {
         let own = i32::try_from(std::process::id()).unwrap();
         let id = id_of(File::open("/proc/version").unwrap().as_fd()).unwrap();
-        let all = mount_points(&Proc::default(), own).unwrap();
-        assert!(all.contains(&(id, PathBuf::from("/proc"))), "{id}: {all:?}");
+        let all = of_process(&Proc::default(), own).unwrap();
+        let proc = all.iter().find(|mount| mount.id == id).unwrap();
+        assert_eq!(proc.point, Path::new("/proc"));
+        assert_eq!(covering(&all, Path::new("/proc/version")), Some(proc));
+    }
+
+    #[test]
+    fn file_systems_are_told_apart_by_device_and_by_disk() {
+        let mount = |device: &str, source: &str, point: &str| Mount {
+            id: 1,
+            device: device.to_owned(),
+            point: point.into(),
+            kind: "btrfs".to_owned(),
+            source: source.to_owned(),
+        };
+        let root = mount("0:30", "/dev/sda1", "/");
+        assert!(root.shares_file_system_with(&mount("0:31", "/dev/sda1", "/x")));
+        assert!(root.shares_file_system_with(&mount("0:30", "none", "/x")));
+        assert!(!root.shares_file_system_with(&mount("0:31", "/dev/sdb1", "/x")));
+        let memory = mount("0:40", "tmpfs", "/var/lib");
+        assert!(!memory.shares_file_system_with(&mount("0:41", "tmpfs", "/x")));
+        let all = [root.clone(), memory.clone()];
+        let at = |path: &str| covering(&all, Path::new(path));
+        assert_eq!(at("/var/lib/kubelet"), Some(&memory));
+        assert_eq!(at("/var/library"), Some(&root));
     }
 }

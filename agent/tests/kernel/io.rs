@@ -31,7 +31,7 @@ fn act(mode: IoMode) -> IoAct {
 
 /// A container with a mount namespace of its own, and in it a bind mount of a directory at
 /// `/mnt/wt-io`: as a volume is.
-fn container(name: &str, volume: &str) -> Container {
+pub(crate) fn container(name: &str, volume: &str) -> Container {
     fs::create_dir_all("/mnt/wt-io").unwrap();
     fs::create_dir_all(volume).unwrap();
     fs::write(Path::new(volume).join("file"), "content").unwrap();
@@ -66,7 +66,7 @@ fn container(name: &str, volume: &str) -> Container {
 }
 
 /// A program run in the container's mount namespace.
-fn inside(container: &Container, script: &str) -> Child {
+pub(crate) fn inside(container: &Container, script: &str) -> Child {
     Command::new("nsenter")
         .args([
             "--target",
@@ -82,7 +82,7 @@ fn inside(container: &Container, script: &str) -> Child {
 }
 
 /// How long it took, and what it wrote, if it ends.
-fn outcome(mut child: Child, within: Duration) -> Option<(Duration, String)> {
+pub(crate) fn outcome(mut child: Child, within: Duration) -> Option<(Duration, String)> {
     let start = Instant::now();
     while start.elapsed() < within {
         if child.try_wait().unwrap().is_some() {

@@ -8,6 +8,7 @@
 
 mod cpu;
 mod death;
+mod disk;
 mod effects;
 mod injector;
 mod io;

@@ -60,7 +60,11 @@ fn node(directory: &Path, processes: &[&Process]) -> Node {
         pod_logs: directory.to_owned(),
     };
     let grace = Duration::from_secs(30);
-    let settings = Settings { places, grace };
+    let settings = Settings {
+        places,
+        grace,
+        fill_node_disk: false,
+    };
     let journal = directory.join("journal");
     std::fs::create_dir(&journal).unwrap();
     std::fs::write(journal.join("lost.json"), "{").unwrap();

@@ -63,6 +63,29 @@ impl FromStr for BitRate {
     }
 }
 
+/// The bytes of a quantity as the API server writes it, rounded up; `None` for what is none.
+#[must_use]
+pub fn bytes(text: &str) -> Option<u64> {
+    let whole = SUFFIXES
+        .iter()
+        .find_map(|(suffix, factor)| Some((text.strip_suffix(suffix)?, *factor)))
+        .and_then(|(number, factor)| scaled(number, factor));
+    let thousandths = || scaled(text.strip_suffix('m')?, 1).map(|n| n.div_ceil(1000));
+    let power = || {
+        let (number, exponent) = text.split_once(['e', 'E'])?;
+        scaled(number, 10u64.checked_pow(exponent.parse().ok()?)?)
+    };
+    let large = || {
+        let (number, factor) = match text.strip_suffix("Pi").or(text.strip_suffix("Ei")) {
+            Some(number) if text.ends_with("Pi") => (number, 1 << 50),
+            Some(number) => (number, 1 << 60),
+            None => (text.strip_suffix('P')?, 1_000_000_000_000_000),
+        };
+        scaled(number, factor)
+    };
+    whole.or_else(thousandths).or_else(large).or_else(power)
+}
+
 /// A plain decimal number times a factor, rounded down.
 fn scaled(number: &str, factor: u64) -> Option<u64> {
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
@@ -384,6 +407,24 @@ mod tests {
         }
         for text in ["", "0", "1k", "1Mb", "-1Gi", "1025Ti", "1m"] {
             assert!(text.parse::<ByteSize>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn quantities_are_bytes_in_every_form() {
+        for (text, wanted) in [
+            ("1Gi", 1 << 30),
+            ("1500M", 1_500_000_000),
+            ("2Pi", 2 << 50),
+            ("3P", 3_000_000_000_000_000),
+            ("1e3", 1000),
+            ("500m", 1),
+            ("12", 12),
+        ] {
+            assert_eq!(bytes(text), Some(wanted), "{text}");
+        }
+        for text in ["", "x", "1e", "e3", "-1", "1e99"] {
+            assert_eq!(bytes(text), None, "{text}");
         }
     }
 }

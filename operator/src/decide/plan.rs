@@ -132,6 +132,7 @@ fn node_fault(observed: &Observed, fault: &Fault, targets: Vec<NodeTarget>) -> N
         cpu: fault.cpu.clone(),
         memory: fault.memory.clone(),
         io: fault.io.clone(),
+        disk_fill: fault.disk_fill.clone(),
         container_kill: fault.container_kill.clone(),
         container_pause: fault.container_pause.clone(),
     }

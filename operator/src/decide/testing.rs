@@ -38,6 +38,7 @@ pub(crate) fn candidate(name: &str, node: &str) -> Candidate {
             name: "app".to_owned(),
             id: format!("containerd://{name}"),
             volume_mounts: Vec::new(),
+            storage_limits: std::collections::BTreeMap::new(),
         }],
         default_container: "app".to_owned(),
         addresses: Vec::new(),

@@ -23,9 +23,9 @@ pub(crate) const GENTLE: &[Test] = &[
 const SOON: Duration = Duration::from_secs(40);
 
 #[derive(Debug, Deserialize)]
-struct Calls {
+pub(crate) struct Calls {
     millis: Vec<f64>,
-    errors: Vec<i32>,
+    pub(crate) errors: Vec<i32>,
     hung: usize,
 }
 
@@ -36,10 +36,10 @@ impl Calls {
 }
 
 #[derive(Debug, Deserialize)]
-struct Disk {
+pub(crate) struct Disk {
     open: Calls,
     read: Calls,
-    write: Calls,
+    pub(crate) write: Calls,
 }
 
 impl Disk {
@@ -50,8 +50,8 @@ impl Disk {
     }
 }
 
-/// Calls on a file, from inside a container; after one that takes longer than the wait no more.
-fn disk(
+/// Calls on a file, from inside a container of the pod `store`; after one that takes longer than the wait no more.
+pub(crate) fn disk(
     space: &Space<'_>,
     container: &str,
     file: &str,
