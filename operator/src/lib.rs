@@ -24,4 +24,4 @@ mod watches;
 
 pub use args::{Args, Cli, Command};
 pub use controller::{RunError, metrics, run_with};
-pub use uninstall::uninstall;
+pub use uninstall::{Bounds, UninstallError, uninstall};

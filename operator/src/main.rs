@@ -3,7 +3,9 @@
 use std::{process::ExitCode, time::Duration};
 
 use clap::Parser as _;
-use windtunnel_operator::{Args, Cli, Command, RunError, metrics, run_with, uninstall};
+use windtunnel_operator::{
+    Args, Bounds, Cli, Command, RunError, UninstallError, metrics, run_with, uninstall,
+};
 use windtunnel_runtime::{
     Admin, AdminError, ClientError, LogFormat, Readiness, chain, client, init_logs, on_signal,
     serve,
@@ -18,7 +20,7 @@ enum MainError {
     #[error("the admin port failed")]
     Admin(#[from] AdminError),
     #[error("cannot end all runs")]
-    Uninstall(#[source] kube::Error),
+    Uninstall(#[source] UninstallError),
     #[error("the operator failed")]
     Run(#[from] RunError),
 }
@@ -45,7 +47,7 @@ async fn main() -> ExitCode {
 }
 
 async fn end_all(namespace: &str, wait: Duration) -> Result<(), MainError> {
-    uninstall(client().await?, namespace, wait)
+    uninstall(client().await?, namespace, Bounds::after(wait))
         .await
         .map_err(MainError::Uninstall)
 }

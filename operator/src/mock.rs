@@ -175,7 +175,13 @@ impl State {
         if let Some(object) = self.objects.get(path) {
             return Ok(object.clone());
         }
-        let kinds = ["pods", "nodeinjections", "services", "endpointslices"];
+        let kinds = [
+            "chaosexperiments",
+            "pods",
+            "nodeinjections",
+            "services",
+            "endpointslices",
+        ];
         if !kinds.iter().any(|kind| path.ends_with(kind)) {
             return Err((404, reason(404)));
         }
@@ -261,9 +267,17 @@ impl State {
     }
 }
 
+/// Whether an object is in a collection, of one namespace or of all.
 fn is_in(path: &str, collection: &str) -> bool {
-    path.rsplit_once('/')
-        .is_some_and(|(parent, _)| parent == collection)
+    let Some((parent, _)) = path.rsplit_once('/') else {
+        return false;
+    };
+    let of_all = || {
+        let (group, rest) = parent.split_once("/namespaces/")?;
+        let (_, kind) = rest.split_once('/')?;
+        Some(format!("{group}/{kind}"))
+    };
+    parent == collection || of_all().as_deref() == Some(collection)
 }
 
 fn reason(code: u16) -> &'static str {

@@ -25,3 +25,28 @@ windtunnel-{{ .Release.Namespace }}
 {{- define "windtunnel.user" -}}
 system:serviceaccount:{{ .root.Release.Namespace }}:windtunnel-{{ .component }}
 {{- end }}
+
+{{/* The whole seconds of a duration as Go writes it. */}}
+{{- define "windtunnel.seconds" -}}
+{{- $total := 0 }}
+{{- range regexFindAll "[0-9]+(ms|s|m|h)" . -1 }}
+{{- $number := regexFind "[1-9][0-9]*" . | default "0" | int64 }}
+{{- $unit := regexFind "[a-z]+$" . }}
+{{- $milliseconds := get (dict "ms" 1 "s" 1000 "m" 60000 "h" 3600000) $unit | int64 }}
+{{- $total = add $total (mul $number $milliseconds) }}
+{{- end }}
+{{- div $total 1000 }}
+{{- end }}
+
+{{/*
+Refuses a second release: agents share each node's journal, and operators share the experiments.
+*/}}
+{{- define "windtunnel.alone" -}}
+{{- range (lookup "rbac.authorization.k8s.io/v1" "ClusterRole" "" "").items }}
+{{- $labels := .metadata.labels | default dict }}
+{{- if and (eq (get $labels "app.kubernetes.io/name") "windtunnel") (hasSuffix "-operator" .metadata.name) (ne .metadata.name (printf "%s-operator" (include "windtunnel.clusterName" $))) }}
+{{- $other := get (.metadata.annotations | default dict) "meta.helm.sh/release-namespace" | default (trimSuffix "-operator" .metadata.name | trimPrefix "windtunnel-") }}
+{{- fail (printf "windtunnel is installed in namespace %s already, and a cluster has room for one: uninstall that one first" $other) }}
+{{- end }}
+{{- end }}
+{{- end }}

@@ -1,5 +1,6 @@
 //! The chart: rendered, refused, upgraded and uninstalled while a fault is in place.
 
+use std::process::Output;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -11,10 +12,13 @@ use super::scene::{SOON, Scene};
 use super::stage::{Stage, Test, kubectl};
 use super::traces;
 
-pub(crate) const GENTLE: &[Test] = &[(
-    "the_chart_renders_and_refuses_bad_values",
-    the_chart_renders_and_refuses_bad_values,
-)];
+pub(crate) const GENTLE: &[Test] = &[
+    (
+        "the_chart_renders_and_refuses_bad_values",
+        the_chart_renders_and_refuses_bad_values,
+    ),
+    ("a_second_release_is_refused", a_second_release_is_refused),
+];
 
 pub(crate) const ROUGH: &[Test] = &[
     (
@@ -55,22 +59,16 @@ fn the_chart_renders_and_refuses_bad_values(stage: &Stage) -> Result<()> {
         ("agent.nodeSelector.zone=a", "zone: a"),
     ];
     for (value, expected) in good {
-        let arguments = [
-            "template",
-            "wt",
-            chart,
-            "--kube-version=1.33.0",
-            "--namespace=ns",
-            "--set",
-            value,
-        ];
-        let text = success(&stage.cluster.helm(&arguments)?).context(value)?;
+        let text = success(&rendered(stage, &[value], &[])?).context(value)?;
         ensure!(text.contains(expected), "{value}: no {expected:?} in it");
     }
     for value in [
         "operator.replicas=0",
         "operator.replica=2",
         "controlPlaneGrace=half a minute",
+        "controlPlaneGrace=24s",
+        "controlPlaneGrace=10000ms",
+        "controlPlaneGrace=0m",
         "experiments.maxTargets=0",
         "agent.journal=relative",
         "clusterDNS=kube-dns",
@@ -78,21 +76,76 @@ fn the_chart_renders_and_refuses_bad_values(stage: &Stage) -> Result<()> {
         "image.pullPolicy=Sometimes",
         "unknown=1",
     ] {
-        let arguments = [
-            "template",
-            "wt",
-            chart,
-            "--kube-version=1.33.0",
-            "--set",
-            value,
-        ];
-        let output = stage.cluster.helm(&arguments)?;
+        let output = rendered(stage, &[value], &[])?;
         let error = String::from_utf8_lossy(&output.stderr);
         ensure!(
             !output.status.success() && error.contains("schema"),
             "{value}: {error}"
         );
     }
+    the_hook_follows_the_values(stage)
+}
+
+/// What ends everything before an uninstallation runs where the operator does, for as long as the
+/// agents' grace takes.
+fn the_hook_follows_the_values(stage: &Stage) -> Result<()> {
+    for (value, expected) in [
+        ("controlPlaneGrace=30s", "activeDeadlineSeconds: 180"),
+        ("controlPlaneGrace=25000ms", "activeDeadlineSeconds: 175"),
+        ("controlPlaneGrace=1h1m1s", "activeDeadlineSeconds: 3811"),
+        ("operator.nodeSelector.zone=a", "zone: a"),
+        ("operator.tolerations[0].key=only", "key: only"),
+        ("operator.resources.limits.memory=99Mi", "memory: 99Mi"),
+    ] {
+        let only = ["--show-only", "templates/uninstall.yaml"];
+        let text = success(&rendered(stage, &[value], &only)?).context(value)?;
+        ensure!(text.contains(expected), "{value}: no {expected:?} in it");
+    }
+    // A quota for the priority classes that some providers want one for.
+    let quota = ["--show-only", "templates/quota.yaml"];
+    let system = success(&rendered(
+        stage,
+        &["operator.priorityClassName=own"],
+        &quota,
+    )?)?;
+    ensure!(
+        system.contains("system-node-critical") && !system.contains("own"),
+        "{system}"
+    );
+    let own = [
+        "operator.priorityClassName=own",
+        "agent.priorityClassName=own",
+    ];
+    let text = success(&rendered(stage, &own, &[])?)?;
+    ensure!(!text.contains("ResourceQuota"), "{text}");
+    Ok(())
+}
+
+fn rendered(stage: &Stage, values: &[&str], options: &[&str]) -> Result<Output> {
+    let chart = chart();
+    let chart = chart.to_str().context("the chart's path")?;
+    let mut arguments = vec!["template", "wt", chart, "--kube-version=1.33.0"];
+    arguments.push("--namespace=ns");
+    for value in values {
+        arguments.extend(["--set", value]);
+    }
+    arguments.extend(options);
+    stage.cluster.helm(&arguments)
+}
+
+/// Agents of two releases would share each node's journal.
+fn a_second_release_is_refused(stage: &Stage) -> Result<()> {
+    let chart = chart();
+    let chart = chart.to_str().context("the chart's path")?;
+    let arguments = ["install", "second", chart, "--namespace=second"];
+    let arguments = [&arguments[..], &["--dry-run=server"]].concat();
+    let output = stage.cluster.helm(&arguments)?;
+    let error = String::from_utf8_lossy(&output.stderr);
+    let expected = format!("windtunnel is installed in namespace {NAMESPACE} already");
+    ensure!(
+        !output.status.success() && error.contains(&expected),
+        "{error}"
+    );
     Ok(())
 }
 
