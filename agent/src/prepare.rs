@@ -2,6 +2,8 @@
 //! what is inert is built. One target that cannot be injected refuses the whole injection, and
 //! then nothing of it stays.
 
+use std::time::Duration;
+
 use windtunnel_crds::{
     NodeInjection,
     injection::{NodeFault, NodeKind, NodeNetworkFault, NodeTarget, TargetState, TargetStatus},
@@ -233,9 +235,40 @@ fn neighbours<'a>(node: &'a Node, key: &'a Key) -> impl Iterator<Item = &'a Entr
     entries.filter(move |e| e.key.pod == key.pod && e.key != *key && e.ended().is_none())
 }
 
+/// Other faults on the same pod that may be in place at the same time, or closer than `gap`.
+fn rivals<'a>(
+    node: &'a Node,
+    key: &'a Key,
+    gap: Duration,
+) -> impl Iterator<Item = &'a Entry> + use<'a> {
+    let injections = node.known.injections.as_ref();
+    let own = injections.and_then(|all| all.get(&key.injection));
+    let fault = move |name: &str| own.and_then(|i| i.spec.faults.iter().find(|f| f.name == name));
+    neighbours(node, key).filter(move |other| {
+        // Another run has a clock of its own.
+        other.key.injection != key.injection
+            || match (fault(&key.fault), fault(&other.key.fault)) {
+                (Some(one), Some(other)) => !are_apart(one, other, gap),
+                _ => true,
+            }
+    })
+}
+
+/// Whether the window of one of two faults on one clock closes `gap` or more before that of the
+/// other opens.
+fn are_apart(one: &NodeFault, other: &NodeFault, gap: Duration) -> bool {
+    let window = |fault: &NodeFault| {
+        let begin = fault.start_after.get();
+        (begin, begin.saturating_add(fault.duration.get()))
+    };
+    let (one, other) = (window(one), window(other));
+    one.1.saturating_add(gap) <= other.0 || other.1.saturating_add(gap) <= one.0
+}
+
 /// Refuses a fault that selects packets which another one on the same pod selects.
 fn compete(node: &Node, key: &Key, fault: &NodeNetworkFault) -> Result<(), Refusal> {
-    for other in neighbours(node, key).filter(|e| e.network().is_some()) {
+    // Back to back there is a moment at which both are there, and the older has the packets.
+    for other in rivals(node, key, Duration::ZERO).filter(|e| e.network().is_some()) {
         let injection = node
             .known
             .injections
@@ -248,7 +281,7 @@ fn compete(node: &Node, key: &Key, fault: &NodeNetworkFault) -> Result<(), Refus
             return Err((
                 "Conflict",
                 format!(
-                    "fault {} of experiment {} acts on the same packets of this pod; give them different peers, ports or directions, or put both doses into one fault",
+                    "fault {} of experiment {} acts on the same packets of this pod; give them different peers, ports, directions or windows, or put both doses into one fault",
                     other.key.fault, other.experiment.name
                 ),
             ));
@@ -372,4 +405,34 @@ pub(crate) fn undo(node: &mut Node, entry: &Entry) {
 #[expect(clippy::needless_pass_by_value, reason = "for map_err")]
 fn refused(error: ImpairError) -> Refusal {
     (error.reason(), chain(&error))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn windows_are_apart_if_one_closes_before_the_other_opens() {
+        let fault = |begin: u64, seconds: u64| -> NodeFault {
+            let (begin, seconds) = (format!("{begin}s"), format!("{seconds}s"));
+            let fault = json!({
+                "name": "f", "startAfter": begin, "duration": seconds, "targets": []
+            });
+            serde_json::from_value(fault).unwrap()
+        };
+        let second = Duration::from_secs(1);
+        for (one, other, gap, apart) in [
+            ((0, 10), (5, 10), Duration::ZERO, false),
+            ((0, 10), (10, 10), Duration::ZERO, true),
+            ((0, 10), (10, 10), second, false),
+            ((0, 10), (11, 10), second, true),
+            ((0, 60), (20, 5), Duration::ZERO, false),
+        ] {
+            let (one, other) = (fault(one.0, one.1), fault(other.0, other.1));
+            assert_eq!(are_apart(&one, &other, gap), apart, "{one:?} {other:?}");
+            assert_eq!(are_apart(&other, &one, gap), apart, "{other:?} {one:?}");
+        }
+    }
 }

@@ -111,6 +111,10 @@ const NETWORK: &[Test] = &[
     ("experiments_compose", compose::experiments_compose),
     ("equal_peers_are_refused", compose::equal_peers_are_refused),
     (
+        "faults_on_the_same_packets_take_turns",
+        compose::faults_on_the_same_packets_take_turns,
+    ),
+    (
         "manifests_get_their_answers",
         manifests::manifests_get_their_answers,
     ),

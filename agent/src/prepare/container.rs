@@ -1,19 +1,25 @@
 //! Prepare for faults on containers: the container is found, and what is to be done to it worked
 //! out. Nothing is built; a restarted container is found again the same way.
 
+use std::time::Duration;
+
 use windtunnel_crds::{
     NodeInjection,
     injection::{ContainerKind, NodeContainer, NodeFault, NodeKind, NodeTarget},
 };
 use windtunnel_runtime::chain;
 
-use super::{Base, Refusal, Verdict, neighbours};
+use super::{Base, Refusal, Verdict, rivals};
 use crate::{
     inject,
     model::{ContainerEntry, Key, Objects, State},
     node::Node,
     targets::{self, TargetError},
 };
+
+/// How long after the end of one fault on a container another of its kind may begin: by then the
+/// first injector is gone.
+const GAP: Duration = Duration::from_secs(1);
 
 pub(super) fn prepare(
     node: &mut Node,
@@ -73,7 +79,7 @@ fn find(
 
 /// Refuses what cannot act beside another fault on the same container.
 fn compete(node: &Node, key: &Key, entry: &ContainerEntry) -> Result<(), Refusal> {
-    let others = neighbours(node, key).filter(|e| e.key.container == key.container);
+    let others = rivals(node, key, GAP).filter(|e| e.key.container == key.container);
     for other in others {
         let Some(theirs) = other.container() else {
             continue;
@@ -82,7 +88,7 @@ fn compete(node: &Node, key: &Key, entry: &ContainerEntry) -> Result<(), Refusal
             return Err((
                 "Conflict",
                 format!(
-                    "fault {} of experiment {} acts on {what} of this container already",
+                    "fault {} of experiment {} acts on {what} of this container already; give them windows with a second between",
                     other.key.fault, other.experiment.name
                 ),
             ));

@@ -131,3 +131,29 @@ pub(crate) fn equal_peers_are_refused(stage: &Stage) -> Result<()> {
     first.abort()?;
     first.wait("Clean", SOON)
 }
+
+/// Faults on the same packets of one pod take turns, each in a window of its own on one clock.
+pub(crate) fn faults_on_the_same_packets_take_turns(stage: &Stage) -> Result<()> {
+    let space = stage.space("faults_on_the_same_packets_take_turns")?;
+    let (client, echo, other) = space.client_and_echoes()?;
+    let before = stage.snapshot(&client)?;
+    let once = pods_of("echo");
+    let (_, fault) = once.split_once("faults:\n").context("no faults")?;
+    let first = fault.replace("name: cut", "name: first\n  duration: 3s");
+    let second = fault.replace("name: cut", "name: second\n  startAfter: 3s");
+    let run = space.run("turns", &format!("duration: 5m\nfaults:\n{first}{second}"))?;
+    run.until("the second turn", SOON, |s| {
+        s["faults"][0]["phase"] == "Ended" && s["faults"][1]["injected"] == 1
+    })?;
+    ensure!(
+        run.status()?["faults"][0]["injected"] == 1,
+        "{}",
+        run.status()?
+    );
+    ensure!(run.condition("Injected")?.0 == "True", "{}", run.status()?);
+    answers(&space, &client, &[(&echo, false), (&other, true)])?;
+    run.abort()?;
+    run.wait("Clean", SOON)?;
+    answers(&space, &client, &[(&echo, true), (&other, true)])?;
+    stage.unchanged(&client, &before)
+}
