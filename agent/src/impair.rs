@@ -7,7 +7,7 @@ use crate::{
     kernel::{
         link::{LinkError, LinkName, RouteSocket},
         netns::{NetNs, NetNsError},
-        nft::{self, NftError, OwnedTable},
+        nft::{self, Device, NftError, OwnedTable},
         qdisc::QdiscError,
     },
     model::Detour,
@@ -217,19 +217,44 @@ pub fn rehearse(
 ) -> Result<(), ImpairError> {
     let netns = NetNs::scratch()?;
     let mut detours = detours.to_vec();
-    let mut route = RouteSocket::open(&netns)?;
-    let mut devices: Vec<_> = detours.iter().map(|d| d.device.name.clone()).collect();
-    devices.sort_by_key(ToString::to_string);
-    devices.dedup();
-    for (i, device) in devices.iter().enumerate() {
-        let peer = LinkName::new(format!("{LINK_PREFIX}peer{i}"))?;
-        let link = route.create_veth(device, &peer, &netns)?;
-        route.set_up(link.index)?;
-        for detour in detours.iter_mut().filter(|d| d.device.name == *device) {
-            detour.device.index = link.index;
-        }
-    }
+    connect(&netns, detours.iter_mut().map(|d| &mut d.device).collect())?;
     build(&netns, &mut detours)?;
     OwnedTable::install(&netns, &table(&detours))?.verify()?;
+    Ok(())
+}
+
+/// Tries a table that resets connections the same way.
+///
+/// # Errors
+/// [`ImpairError`]: what this kernel does not do.
+pub fn rehearse_resets(mut table: nft::Table) -> Result<(), ImpairError> {
+    let netns = NetNs::scratch()?;
+    connect(
+        &netns,
+        table.chains.iter_mut().map(|c| &mut c.device).collect(),
+    )?;
+    OwnedTable::install(&netns, &table)?.verify()?;
+    Ok(())
+}
+
+/// Makes links of the tested kind by the names of some devices, and notes their indices.
+fn connect(netns: &NetNs, devices: Vec<&mut Device>) -> Result<(), ImpairError> {
+    let mut route = RouteSocket::open(netns)?;
+    let mut made: Vec<Device> = Vec::new();
+    for device in devices {
+        let known = made.iter().find(|other| other.name == device.name);
+        device.index = if let Some(known) = known {
+            known.index
+        } else {
+            let peer = LinkName::new(format!("{LINK_PREFIX}peer{}", made.len()))?;
+            let link = route.create_veth(&device.name, &peer, netns)?;
+            route.set_up(link.index)?;
+            made.push(Device {
+                name: device.name.clone(),
+                index: link.index,
+            });
+            link.index
+        };
+    }
     Ok(())
 }

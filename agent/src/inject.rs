@@ -37,6 +37,7 @@ mod kill;
 mod memory;
 mod network;
 mod pause;
+mod reset;
 mod scratch;
 mod volume;
 
@@ -176,6 +177,11 @@ pub(crate) fn try_here(kind: &str, cgroups: &Path) -> Option<Result<(), String>>
         "io.errno" => Some(io::trial(libc::EIO)),
         _ => None,
     }
+}
+
+/// Tries to reset connections in a namespace of their own.
+pub(crate) fn try_reset() -> Result<(), String> {
+    reset::trial()
 }
 
 /// Runs an injector on the line that is its standard input, to its end.

@@ -18,5 +18,6 @@ pub mod nft;
 pub mod pages;
 pub mod proc;
 pub mod qdisc;
+pub mod sockets;
 pub mod space;
 pub mod trace;

@@ -229,6 +229,9 @@ pub struct NetworkEntry {
     pub priority: i32,
     /// The ways that packets take through an impairment.
     pub detours: Vec<Detour>,
+    /// The target's links whose connections are reset.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub resets: Vec<Device>,
     /// The target's own name servers.
     pub name_servers: Vec<std::net::IpAddr>,
     /// How long packets can stay in an impairment after the last has entered it.

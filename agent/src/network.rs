@@ -14,7 +14,9 @@ use windtunnel_crds::{
 use crate::{
     kernel::{
         link::{Link, LinkError, LinkName},
-        nft::{Addresses, Chain, Device, Direction, PortRange, Selection, Table, Transport},
+        nft::{
+            Addresses, Chain, Device, Direction, PortRange, Selection, Table, Transport, Verdict,
+        },
         qdisc::{Chance, Delay, Distribution, Loss, Netem, Reorder},
     },
     model::{Detour, Key, NetworkEntry},
@@ -49,6 +51,7 @@ pub fn netem(impairment: &Impairment) -> Netem {
         corrupt,
         reorder,
         bandwidth,
+        reset: _,
     } = impairment;
     let chance = |c: &network::Chance| Chance {
         percent: c.percent.get(),
@@ -184,6 +187,9 @@ pub fn detours(
     fault: &NodeNetworkFault,
 ) -> Result<Vec<Detour>, LinkError> {
     let mut detours = Vec::new();
+    if fault.impairment.reset.is_some() {
+        return Ok(detours);
+    }
     for link in links.iter().filter(|l| carries_traffic(l)) {
         for direction in directions(fault.direction) {
             detours.push(Detour {
@@ -199,6 +205,22 @@ pub fn detours(
         }
     }
     Ok(detours)
+}
+
+/// The links whose connections a fault resets.
+///
+/// # Errors
+/// Where a link's name is none that the kernel could have given.
+pub fn resets(links: &[Link], fault: &NodeNetworkFault) -> Result<Vec<Device>, LinkError> {
+    let is_reset = fault.impairment.reset.is_some();
+    let used = links.iter().filter(|l| is_reset && carries_traffic(l));
+    used.map(|link| {
+        Ok(Device {
+            name: LinkName::new(&link.name)?,
+            index: link.index,
+        })
+    })
+    .collect()
 }
 
 /// At most 15 bytes: the prefix, a hash, and the direction.
@@ -237,22 +259,28 @@ pub fn table(
         .collect();
     let spare = spared(&fault.spare, node, &name_servers);
     let select = selected(fault);
-    let chain = |detour: &Detour| {
-        Some(Chain {
-            direction: detour.direction,
-            device: detour.device.clone(),
-            priority: entry.priority,
-            spare: spare.clone(),
-            select: select.clone(),
-            forward_to: Device {
-                name: detour.ifb.clone(),
-                index: detour.ifb_index?,
-            },
-        })
+    let chain = |direction, device: &Device, verdict| Chain {
+        direction,
+        device: device.clone(),
+        priority: entry.priority,
+        spare: spare.clone(),
+        select: select.clone(),
+        verdict,
     };
+    let forwards = entry.detours.iter().filter_map(|detour| {
+        let to = Verdict::Forward(Device {
+            name: detour.ifb.clone(),
+            index: detour.ifb_index?,
+        });
+        Some(chain(detour.direction, &detour.device, to))
+    });
+    let resets = entry.resets.iter().flat_map(|device| {
+        let both = [Direction::Egress, Direction::Ingress];
+        both.map(|direction| chain(direction, device, Verdict::Reset))
+    });
     Table {
         name: entry.table.clone(),
-        chains: entry.detours.iter().filter_map(chain).collect(),
+        chains: forwards.chain(resets).collect(),
     }
 }
 
@@ -281,6 +309,12 @@ fn selected(fault: &NodeNetworkFault) -> Vec<Selection> {
     let mut selections = Vec::new();
     for group in groups {
         for protocol in protocols(&group.ports, &fault.local_ports) {
+            // Other packets belong to no connection.
+            let protocol = match (&fault.impairment.reset, protocol) {
+                (Some(_), None | Some(Protocol::Tcp)) => Some(Protocol::Tcp),
+                (Some(_), Some(_)) => continue,
+                (None, protocol) => protocol,
+            };
             let addresses = match &group.addresses {
                 None => Addresses::Any,
                 Some(ranges) => Addresses::In(ranges.iter().map(|range| range.0).collect()),
@@ -331,13 +365,36 @@ fn transport(protocol: Protocol) -> Transport {
     }
 }
 
+/// Whether packets of a connection are selected, by its remote end and its local port, and not spared.
+#[must_use]
+pub fn selects(table: &Table, remote: (IpAddr, u16), local_port: u16) -> bool {
+    let is_in = |selection: &Selection| {
+        let address = match &selection.addresses {
+            Addresses::Any => true,
+            Addresses::In(nets) => nets.iter().any(|net| net.contains(&remote.0)),
+        };
+        let port = |ports: &[PortRange], port: u16| {
+            ports.is_empty() || ports.iter().any(|r| (r.first..=r.last).contains(&port))
+        };
+        let protocols = &selection.protocols;
+        address
+            && (protocols.is_empty() || protocols.contains(&Transport::Tcp))
+            && port(&selection.remote_ports, remote.1)
+            && port(&selection.local_ports, local_port)
+    };
+    let takes = |chain: &Chain| chain.select.iter().any(is_in) && !chain.spare.iter().any(is_in);
+    table.chains.iter().any(takes)
+}
+
 /// Whether two faults on one target would select some packet both: the kernel would give it to
 /// one of them and not to the other.
 #[must_use]
 pub fn compete(one: &NodeNetworkFault, other: &NodeNetworkFault) -> bool {
-    let meet = directions(one.direction)
-        .iter()
-        .any(|d| directions(other.direction).contains(d));
+    let ways = |fault: &NodeNetworkFault| match fault.impairment.reset {
+        Some(_) => directions(Way::Both),
+        None => directions(fault.direction),
+    };
+    let meet = ways(one).iter().any(|d| ways(other).contains(d));
     meet && selected(one)
         .iter()
         .any(|a| selected(other).iter().any(|b| overlap(a, b)))

@@ -222,6 +222,7 @@ fn plan(
             .max()
             .unwrap_or(0),
         detours,
+        resets: network::resets(&links, fault).map_err(|e| ("KernelRefused", chain(&e)))?,
         name_servers: found.name_servers.clone(),
         drain: network::drain(&fault.impairment),
     };
@@ -330,6 +331,10 @@ fn rehearse(
         return Err(("NodeAddressesUnknown", message.to_owned()));
     }
     let dns = || injection.spec.cluster_dns.iter().map(|a| a.0);
+    if !held.resets.is_empty() {
+        let table = network::table(held, fault, &node_addresses, dns());
+        return impair::rehearse_resets(table).map_err(refused);
+    }
     impair::rehearse(&held.detours, |detours| {
         let mut copy = held.clone();
         copy.detours = detours.to_vec();

@@ -20,7 +20,7 @@ use crate::{
     inject,
     kernel::{
         link::LinkName,
-        nft::{Addresses, Chain, Device, Direction, Selection, Table},
+        nft::{Addresses, Chain, Device, Direction, Selection, Table, Verdict},
         qdisc::{Delay, Netem},
     },
     model::Detour,
@@ -41,7 +41,10 @@ const ON_CONTAINERS: [&str; 6] = [
 /// Tries every kind of fault.
 #[must_use]
 pub fn capabilities(cgroups: &Path) -> Vec<Capability> {
-    let mut all = vec![capability("network", network().map_err(|e| chain(&e)))];
+    let mut all = vec![
+        capability("network", network().map_err(|e| chain(&e))),
+        capability("network.reset", inject::try_reset()),
+    ];
     all.extend(ON_CONTAINERS.map(|kind| capability(kind, elsewhere(cgroups, kind))));
     all
 }
@@ -50,6 +53,7 @@ pub fn capabilities(cgroups: &Path) -> Vec<Capability> {
 #[must_use]
 pub fn name(kind: NodeKind<'_>) -> &'static str {
     match kind {
+        NodeKind::Network(fault) if fault.impairment.reset.is_some() => "network.reset",
         NodeKind::Network(_) => "network",
         NodeKind::Container(ContainerKind::Cpu(_)) => "cpu",
         NodeKind::Container(ContainerKind::Memory(_)) => "memory",
@@ -155,9 +159,9 @@ fn chain_of(detour: &Detour) -> Option<Chain> {
         priority: 0,
         spare: Vec::new(),
         select: vec![Selection::new("all", Addresses::Any)],
-        forward_to: Device {
+        verdict: Verdict::Forward(Device {
             name: detour.ifb.clone(),
             index: detour.ifb_index?,
-        },
+        }),
     })
 }

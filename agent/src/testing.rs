@@ -110,6 +110,7 @@ pub(crate) fn entry(pod: &str) -> Entry {
             },
             table: "windtunnel-x".to_owned(),
             priority: 0,
+            resets: Vec::new(),
             detours: vec![Detour {
                 direction: kernel::nft::Direction::Egress,
                 device: device("eth0", 2),

@@ -13,7 +13,7 @@ use crate::{
     container::{ContainerKill, ContainerPause},
     disk::DiskFill,
     io::IoFault,
-    network::{Bandwidth, Chance, Delay, Direction, Loss, NetworkFault, Reorder, Spare},
+    network::{Bandwidth, Chance, Delay, Direction, Loss, NetworkFault, Reorder, Reset, Spare},
     only,
     peers::PortRange,
     residue::{ReclaimedBy, Residue},
@@ -307,6 +307,9 @@ pub struct Impairment {
     /// Rate limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<Bandwidth>,
+    /// Connections are reset; nothing else is set then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reset: Option<Reset>,
 }
 
 impl From<&NetworkFault> for Impairment {
@@ -319,6 +322,7 @@ impl From<&NetworkFault> for Impairment {
             reorder,
             bandwidth,
             partition,
+            reset,
             direction: _,
             peers: _,
             spare: _,
@@ -336,6 +340,7 @@ impl From<&NetworkFault> for Impairment {
             corrupt,
             reorder,
             bandwidth,
+            reset,
         }
     }
 }

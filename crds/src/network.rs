@@ -10,15 +10,20 @@ use crate::{
 };
 
 /// What happens to packets. At least one of delay, loss, duplicate, corrupt, reorder and bandwidth;
-/// any mix of them acts together on the same packets. Or partition, by itself.
+/// any mix of them acts together on the same packets. Or partition, or reset, by itself.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new(
-    "has(self.delay) || has(self.loss) || has(self.duplicate) || has(self.corrupt) || has(self.reorder) || has(self.bandwidth) || has(self.partition)")
-    .message("needs at least one of delay, loss, duplicate, corrupt, reorder, bandwidth, or partition"))]
+    "has(self.delay) || has(self.loss) || has(self.duplicate) || has(self.corrupt) || has(self.reorder) || has(self.bandwidth) || has(self.partition) || has(self.reset)")
+    .message("needs at least one of delay, loss, duplicate, corrupt, reorder, bandwidth, or partition or reset"))]
 #[x_kube(validation = Rule::new(
     "!has(self.partition) || !(has(self.delay) || has(self.loss) || has(self.duplicate) || has(self.corrupt) || has(self.reorder) || has(self.bandwidth))")
     .message("partition goes alone: of packets that vanish nothing is left to impair").field_path(".partition"))]
+#[x_kube(validation = Rule::new(
+    "!has(self.reset) || !(has(self.delay) || has(self.loss) || has(self.duplicate) || has(self.corrupt) || has(self.reorder) || has(self.bandwidth) || has(self.partition))")
+    .message("reset goes alone: of connections that are reset nothing is left to impair").field_path(".reset"))]
+#[x_kube(validation = Rule::new("!has(self.reset) || self.direction == 'Egress'")
+    .message("reset acts on connections, both ways, and takes no direction").field_path(".direction"))]
 #[x_kube(validation = Rule::new("!has(self.reorder) || has(self.delay)")
     .message("reorder needs delay: the packets that are sent at once overtake the delayed ones").field_path(".reorder"))]
 pub struct NetworkFault {
@@ -51,6 +56,11 @@ pub struct NetworkFault {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub partition: Option<Partition>,
 
+    /// TCP connections are reset, whoever opened them: those that are open end at once, and whoever
+    /// opens one is refused. Both ends see it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reset: Option<Reset>,
+
     /// Egress: packets that the target sends. Ingress: packets that it receives. Both: each
     /// direction has the whole dose, so that a round trip meets it twice.
     #[serde(default)]
@@ -78,6 +88,10 @@ fn spare_all() -> Vec<Spare> {
 /// No packet passes.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Partition {}
+
+/// Connections are reset.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reset {}
 
 /// How long packets are held back.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]

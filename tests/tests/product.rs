@@ -30,6 +30,7 @@ mod product {
     pub(crate) mod podkill;
     pub(crate) mod reclaim;
     pub(crate) mod refuse;
+    pub(crate) mod reset;
     pub(crate) mod scene;
     pub(crate) mod security;
     pub(crate) mod stage;
@@ -68,6 +69,7 @@ const GENTLE: &[&[Test]] = &[
     product::io::GENTLE,
     product::memory::GENTLE,
     product::disk::GENTLE,
+    product::reset::GENTLE,
     product::partition::GENTLE,
 ];
 

@@ -4,7 +4,7 @@ use crate::{
     kernel::{
         link::RouteSocket,
         netns::NetNs,
-        nft::{Device, OwnedTable, Role, Table},
+        nft::{Device, Family, OwnedTable, Role, Table},
         proc::Proc,
     },
     model::Counts,
@@ -12,7 +12,7 @@ use crate::{
 };
 use windtunnel_runtime::chain;
 
-use super::Effect;
+use super::{Effect, reset};
 
 /// The table, and the queues that it sends packets to.
 #[derive(Debug)]
@@ -37,6 +37,9 @@ pub(super) fn apply(task: NetworkTask) -> Result<Box<dyn Effect>, String> {
             "process {pid} is in network namespace {}, not in {id}",
             netns.id()
         ));
+    }
+    if table.family() == Family::Inet {
+        return reset::apply(&netns, &table);
     }
     let route = RouteSocket::open(&netns).map_err(|e| chain(&e))?;
     let mut table = OwnedTable::install(&netns, &table).map_err(|e| chain(&e))?;

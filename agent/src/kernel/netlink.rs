@@ -115,6 +115,7 @@ impl std::fmt::Display for Family {
         f.write_str(match self {
             Self::Route => "route",
             Self::Netfilter => "netfilter",
+            Self::Sockets => "sockets",
         })
     }
 }

@@ -1,6 +1,7 @@
-//! nftables: the table that sends a pod's packets through an ifb, and that dies with its owner.
+//! nftables: the table that sends a pod's packets through an ifb, or resets their connections, and
+//! that dies with its owner.
 //!
-//! Owns tables of family netdev with the flag `owner`, made from a plain plan in one transaction,
+//! Owns tables of the families netdev and inet with the flag `owner`, made from a plain plan in one transaction,
 //! read back and compared, counted, and changed in place. Only the socket that made a table can
 //! change it; when that socket closes, by whatever death of the process, the kernel removes the
 //! table. The socket pins its namespace: an injector must leave when the pod does. Closing it waits
@@ -18,7 +19,8 @@ mod ruleset;
 pub use self::decode::{TableInfo, Tally};
 pub use self::owned::{Counters, OwnedTable, SelectionCount, delete_table, list_tables};
 pub use self::plan::{
-    Addresses, Chain, Device, Direction, PlanError, PortRange, Selection, Table, Transport,
+    Addresses, Chain, Device, Direction, Family, PlanError, PortRange, Selection, Table, Transport,
+    Verdict,
 };
 pub use self::readback::{Mismatch, Proof};
 pub use self::ruleset::Role;

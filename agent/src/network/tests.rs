@@ -62,6 +62,64 @@ fn faults_compete_where_a_packet_could_be_meant_by_both() {
 }
 
 #[test]
+fn a_reset_is_of_connections_whichever_way_and_makes_no_detour() {
+    let reset = |fault: NodeNetworkFault| NodeNetworkFault {
+        impairment: Impairment {
+            reset: Some(network::Reset {}),
+            ..Impairment::default()
+        },
+        spare: vec![Spare::Node],
+        ..fault
+    };
+    let link = Link {
+        index: 2,
+        name: "eth0".to_owned(),
+        kind: "veth".to_owned(),
+        is_up: true,
+        is_loopback: false,
+        mtu: 1500,
+    };
+    let ports = [(80, Protocol::Tcp), (53, Protocol::Udp)];
+    let fault = reset(to(&["10.0.0.0/8"], &ports));
+    assert_eq!(
+        detours(&key("a"), std::slice::from_ref(&link), &fault).unwrap(),
+        []
+    );
+    let entry = NetworkEntry {
+        resets: resets(&[link], &fault).unwrap(),
+        detours: Vec::new(),
+        ..crate::testing::entry("a").network().unwrap().clone()
+    };
+    let spared: IpAddr = "10.0.0.1".parse().unwrap();
+    let table = table(&entry, &fault, &[spared], std::iter::empty());
+    let ways: Vec<_> = table
+        .chains
+        .iter()
+        .map(|c| (c.direction, &c.verdict))
+        .collect();
+    assert_eq!(
+        ways,
+        [
+            (Direction::Egress, &Verdict::Reset),
+            (Direction::Ingress, &Verdict::Reset)
+        ]
+    );
+    let peer = "10.1.2.3".parse().unwrap();
+    assert!(selects(&table, (peer, 80), 40_000));
+    assert!(!selects(&table, (peer, 81), 40_000));
+    assert!(!selects(&table, (peer, 53), 40_000), "no connection");
+    assert!(!selects(&table, (spared, 80), 40_000), "the node");
+    assert!(!selects(&table, ("192.0.2.1".parse().unwrap(), 80), 40_000));
+    let ingress = NodeNetworkFault {
+        direction: Way::Ingress,
+        ..to(&["10.0.0.0/8"], &[])
+    };
+    assert!(compete(&fault, &ingress));
+    let datagrams = to(&["10.0.0.0/8"], &[(80, Protocol::Udp)]);
+    assert!(!compete(&fault, &datagrams));
+}
+
+#[test]
 fn limits_hold_what_the_delay_holds_back() {
     let delay = |ms| Impairment {
         delay: Some(network::Delay {

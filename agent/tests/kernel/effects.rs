@@ -6,8 +6,8 @@ use windtunnel_agent::kernel::nft::{Direction, OwnedTable, Role, Transport};
 use windtunnel_agent::kernel::qdisc::Netem;
 
 use crate::support::{
-    NEVER, Pair, SOON, V4, V6, delay, eventually, everything, has_netem, loss, peers, port, run,
-    selected, table,
+    NEVER, Pair, SOON, V4, V6, delay, eventually, everything, forward_to, has_netem, loss, peers,
+    port, run, selected, table,
 };
 
 /// A fault's delay, and what is surely neither without it nor twice as much.
@@ -93,7 +93,8 @@ fn some_packets_are_lost() {
         assert!((299..=401).contains(&arrived), "{arrived} of 500 arrived");
     }
     assert_eq!(selected(&mut table), 1000);
-    let ifb = table.plan().chains[0].forward_to.index;
+    let mut ifb = table.plan().chains[0].clone();
+    let ifb = forward_to(&mut ifb).index;
     let stats = pair.route.qdisc_stats(ifb).unwrap().unwrap();
     assert_eq!(u64::from(stats.drops) + stats.sent_packets, 1000);
     assert!(stats.lost.is_none_or(|lost| lost == u64::from(stats.drops)));
@@ -297,7 +298,8 @@ fn what_waits_is_seen_and_drains() {
     for _ in 0..5 {
         flow.send_out();
     }
-    let ifb = table.plan().chains[0].forward_to.clone();
+    let mut ifb = table.plan().chains[0].clone();
+    let ifb = forward_to(&mut ifb).clone();
     let mut backlog = || pair.route.qdisc_stats(ifb.index).unwrap().unwrap();
     assert_eq!(backlog().backlog_packets, 5);
     assert!(backlog().backlog_bytes > 0);

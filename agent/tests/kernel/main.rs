@@ -17,6 +17,7 @@ mod links;
 mod memory;
 mod netem;
 mod processes;
+mod reset;
 mod support;
 mod sweep;
 mod tables;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use windtunnel_agent::kernel::link::{LinkName, RouteSocket};
 use windtunnel_agent::kernel::netns::NetNs;
 use windtunnel_agent::kernel::nft::{
-    Addresses, Chain, Device, Direction, OwnedTable, PortRange, Role, Selection, Table,
+    Addresses, Chain, Device, Direction, OwnedTable, PortRange, Role, Selection, Table, Verdict,
 };
 use windtunnel_agent::kernel::qdisc::{Chance, Loss, Netem};
 
@@ -122,7 +122,7 @@ impl Pair {
             priority: 0,
             spare: Vec::new(),
             select,
-            forward_to: ifb.clone(),
+            verdict: Verdict::Forward(ifb.clone()),
         }
     }
 
@@ -355,4 +355,12 @@ impl Drop for Subprocess {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// The ifb that a chain forwards to.
+pub(crate) fn forward_to(chain: &mut Chain) -> &mut Device {
+    let Verdict::Forward(to) = &mut chain.verdict else {
+        panic!("the chain forwards nothing")
+    };
+    to
 }

@@ -6,7 +6,7 @@ use windtunnel_agent::kernel::nft::{
 };
 
 use crate::support::{
-    Pair, SOON, TABLE, V4, V6, eventually, everything, name, peers, port, run, table,
+    Pair, SOON, TABLE, V4, V6, eventually, everything, forward_to, name, peers, port, run, table,
 };
 
 fn mismatch(table: &mut OwnedTable) -> Mismatch {
@@ -77,7 +77,7 @@ fn a_link_that_is_not_there_is_refused_before_anything_is_made() {
     let mut no_link = chain();
     no_link.device.name = name("missing");
     let mut no_ifb = chain();
-    no_ifb.forward_to.index = 99;
+    forward_to(&mut no_ifb).index = 99;
     for chain in [no_link, no_ifb] {
         let refused = OwnedTable::install(&pair.pod, &table(vec![chain]));
         let error = refused.unwrap_err();

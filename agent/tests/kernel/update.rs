@@ -8,7 +8,7 @@ use windtunnel_agent::kernel::nft::{
     Addresses, Chain, Direction, NftError, OwnedTable, Role, Selection, Table,
 };
 
-use crate::support::{Pair, SOON, V4, V6, peers, port, selected, table};
+use crate::support::{Pair, SOON, V4, V6, forward_to, peers, port, selected, table};
 
 fn with(plan: &Table, change: impl FnOnce(&mut Chain)) -> Table {
     let mut plan = plan.clone();
@@ -92,7 +92,7 @@ fn other_chains_are_not_an_update() {
     for plan in [
         with(table.plan(), |chain| chain.priority = 3),
         with(table.plan(), |chain| chain.direction = Direction::Ingress),
-        with(table.plan(), |chain| chain.forward_to.index += 1),
+        with(table.plan(), |chain| forward_to(chain).index += 1),
     ] {
         let refused = table.update(&plan);
         assert!(matches!(refused, Err(NftError::OtherChains { .. })));

@@ -52,6 +52,8 @@ pub enum Family {
     Route,
     /// nftables.
     Netfilter,
+    /// Sockets.
+    Sockets,
 }
 
 /// One netlink socket.
@@ -298,6 +300,7 @@ fn open_here(family: Family) -> Result<(OwnedFd, u32), Errno> {
     let protocol = match family {
         Family::Route => SockProtocol::NetlinkRoute,
         Family::Netfilter => SockProtocol::NetlinkNetFilter,
+        Family::Sockets => SockProtocol::NetlinkSockDiag,
     };
     let fd = socket::socket(
         AddressFamily::Netlink,

@@ -1,6 +1,6 @@
 //! What the kernel shows of tables, read into the same types that plans are compiled to.
 //!
-//! Owns the incoming messages of nfnetlink for tables of family netdev. Treats them as arbitrary
+//! Owns the incoming messages of nfnetlink for tables. Treats them as arbitrary
 //! bytes.
 
 use super::encode::{
@@ -26,7 +26,7 @@ const HOOK_DEVICES: u16 = 4;
 const COUNTER_BYTES: u16 = 1;
 const COUNTER_PACKETS: u16 = 2;
 
-/// A netdev table as the kernel shows it.
+/// A table as the kernel shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TableInfo {
     /// Its name.
@@ -207,7 +207,13 @@ mod tests {
     use super::*;
     use crate::kernel::nft::encode;
     use crate::kernel::nft::intervals::{Interval, from_elements};
+    use crate::kernel::nft::plan::Family;
     use crate::kernel::nft::ruleset::Set;
+
+    const WT: encode::At<'_> = encode::At {
+        family: Family::Netdev,
+        name: "wt",
+    };
 
     /// What the kernel shows has the form of what it was sent.
     fn decoded<T>(
@@ -225,7 +231,7 @@ mod tests {
             Expr::Link(7),
             Expr::Forward,
         ];
-        let request = || encode::new_rule("wt", "egress-eth0", &sent);
+        let request = || encode::new_rule(WT, "egress-eth0", &sent);
         let found = decoded(request(), |message| rule(message, "wt"));
         assert_eq!(found, Some(("egress-eth0".to_owned(), sent.clone())));
         assert_eq!(decoded(request(), |message| rule(message, "other")), None);
@@ -240,7 +246,7 @@ mod tests {
                 Interval::new(443_u16, u16::MAX),
             ],
         };
-        let mut requests = encode::new_set("wt", "port-0", &sent).into_iter();
+        let mut requests = encode::new_set(WT, "port-0", &sent).into_iter();
         let found = decoded(requests.next().unwrap(), |message| set(message, "wt"));
         assert_eq!(found, Some(("port-0".to_owned(), Some(Key::Port))));
         let found = decoded(requests.next().unwrap(), elements).unwrap();

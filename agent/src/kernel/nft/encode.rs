@@ -1,10 +1,11 @@
 //! Requests that make, change and take apart what a table consists of.
 //!
-//! Owns the outgoing messages of nfnetlink for tables of family netdev. Each request names what it
+//! Owns the outgoing messages of nfnetlink for tables. Each request names what it
 //! is about, so that a refused transaction says which part was refused.
 
 use super::expr::{COUNTER_OBJECT, Expr};
 use super::intervals::{Element, to_elements};
+use super::plan::Family;
 use super::ruleset::{Hook, Set};
 use crate::kernel::link::CREATE;
 use crate::kernel::netlink::attr::{Encoder, byte, wire};
@@ -66,8 +67,22 @@ pub(super) const INTERVAL_END: u32 = libc::NFT_SET_ELEM_INTERVAL_END.cast_unsign
 /// `NF_ACCEPT`.
 const ACCEPT: u32 = 1;
 
-/// A message about netdev tables; `fill` appends the attributes.
+/// A table: the family that it is of, and its name.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct At<'a> {
+    pub(super) family: Family,
+    pub(super) name: &'a str,
+}
+
+impl std::fmt::Display for At<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name)
+    }
+}
+
+/// A message about tables of a family; `fill` appends the attributes.
 pub(super) fn request(
+    family: Family,
     what: String,
     kind: libc::c_int,
     flags: u16,
@@ -75,7 +90,7 @@ pub(super) fn request(
 ) -> Request {
     let mut body = Encoder::new();
     // `struct nfgenmsg`: family, version, no resource.
-    body.raw(&[byte(libc::NFPROTO_NETDEV), 0, 0, 0]);
+    body.raw(&[byte(family.number()), 0, 0, 0]);
     fill(&mut body);
     Request {
         what,
@@ -85,23 +100,35 @@ pub(super) fn request(
     }
 }
 
-pub(super) fn new_table(table: &str) -> Request {
-    request(format!("create table {table}"), NEW_TABLE, CREATE, |body| {
-        body.text(TABLE_NAME, table).be32(TABLE_FLAGS, OWNER);
-    })
+pub(super) fn new_table(table: At<'_>) -> Request {
+    request(
+        table.family,
+        format!("create table {table}"),
+        NEW_TABLE,
+        CREATE,
+        |body| {
+            body.text(TABLE_NAME, table.name).be32(TABLE_FLAGS, OWNER);
+        },
+    )
 }
 
-pub(super) fn delete_table(table: &str) -> Request {
+pub(super) fn delete_table(table: At<'_>) -> Request {
     let kind = libc::NFT_MSG_DELTABLE;
-    request(format!("delete table {table}"), kind, 0, |body| {
-        body.text(TABLE_NAME, table);
-    })
+    request(
+        table.family,
+        format!("delete table {table}"),
+        kind,
+        0,
+        |body| {
+            body.text(TABLE_NAME, table.name);
+        },
+    )
 }
 
-pub(super) fn new_chain(table: &str, chain: &str, hook: &Hook) -> Request {
+pub(super) fn new_chain(table: At<'_>, chain: &str, hook: &Hook) -> Request {
     let what = format!("create chain {chain} of table {table}");
-    request(what, libc::NFT_MSG_NEWCHAIN, CREATE, |body| {
-        body.text(CHAIN_TABLE, table)
+    request(table.family, what, libc::NFT_MSG_NEWCHAIN, CREATE, |body| {
+        body.text(CHAIN_TABLE, table.name)
             .text(CHAIN_NAME, chain)
             .nest(CHAIN_HOOK, |attrs| {
                 attrs
@@ -116,11 +143,11 @@ pub(super) fn new_chain(table: &str, chain: &str, hook: &Hook) -> Request {
     })
 }
 
-pub(super) fn new_rule(table: &str, chain: &str, rule: &[Expr]) -> Request {
+pub(super) fn new_rule(table: At<'_>, chain: &str, rule: &[Expr]) -> Request {
     let what = format!("add a rule to chain {chain} of table {table}");
     let flags = wire(libc::NLM_F_CREATE | libc::NLM_F_APPEND);
-    request(what, libc::NFT_MSG_NEWRULE, flags, |body| {
-        body.text(RULE_TABLE, table)
+    request(table.family, what, libc::NFT_MSG_NEWRULE, flags, |body| {
+        body.text(RULE_TABLE, table.name)
             .text(RULE_CHAIN, chain)
             .nest(RULE_EXPRESSIONS, |list| {
                 for expr in rule {
@@ -131,42 +158,54 @@ pub(super) fn new_rule(table: &str, chain: &str, rule: &[Expr]) -> Request {
 }
 
 /// Removes all rules of a chain.
-pub(super) fn delete_rules(table: &str, chain: &str) -> Request {
+pub(super) fn delete_rules(table: At<'_>, chain: &str) -> Request {
     let what = format!("remove the rules of chain {chain} of table {table}");
-    request(what, libc::NFT_MSG_DELRULE, 0, |body| {
-        body.text(RULE_TABLE, table).text(RULE_CHAIN, chain);
+    request(table.family, what, libc::NFT_MSG_DELRULE, 0, |body| {
+        body.text(RULE_TABLE, table.name).text(RULE_CHAIN, chain);
     })
 }
 
 /// Makes a set and puts its elements into it.
-pub(super) fn new_set(table: &str, name: &str, set: &Set) -> Vec<Request> {
+pub(super) fn new_set(table: At<'_>, name: &str, set: &Set) -> Vec<Request> {
     let what = format!("create set {name} of table {table}");
-    let mut requests = vec![request(what, libc::NFT_MSG_NEWSET, CREATE, |body| {
-        body.text(SET_TABLE, table)
-            .text(SET_NAME, name)
-            .be32(SET_FLAGS, INTERVAL)
-            .be32(SET_KEY_TYPE, set.key.datatype())
-            .be32(SET_KEY_LENGTH, set.key.width())
-            // The kernel wants one; the set is spoken of by its name.
-            .be32(SET_ID, 0);
-    })];
+    let mut requests = vec![request(
+        table.family,
+        what,
+        libc::NFT_MSG_NEWSET,
+        CREATE,
+        |body| {
+            body.text(SET_TABLE, table.name)
+                .text(SET_NAME, name)
+                .be32(SET_FLAGS, INTERVAL)
+                .be32(SET_KEY_TYPE, set.key.datatype())
+                .be32(SET_KEY_LENGTH, set.key.width())
+                // The kernel wants one; the set is spoken of by its name.
+                .be32(SET_ID, 0);
+        },
+    )];
     let elements = to_elements(set.key, &set.intervals);
     let chunks = elements.chunks(ELEMENTS);
     requests.extend(chunks.map(|chunk| new_elements(table, name, chunk)));
     requests
 }
 
-fn new_elements(table: &str, set: &str, elements: &[Element]) -> Request {
+fn new_elements(table: At<'_>, set: &str, elements: &[Element]) -> Request {
     let what = format!("fill set {set} of table {table}");
-    request(what, libc::NFT_MSG_NEWSETELEM, CREATE, |body| {
-        body.text(ELEMENTS_TABLE, table)
-            .text(ELEMENTS_SET, set)
-            .nest(ELEMENTS_LIST, |list| {
-                for element in elements {
-                    list.nest(LIST_ELEMENT, |attrs| encode_element(element, attrs));
-                }
-            });
-    })
+    request(
+        table.family,
+        what,
+        libc::NFT_MSG_NEWSETELEM,
+        CREATE,
+        |body| {
+            body.text(ELEMENTS_TABLE, table.name)
+                .text(ELEMENTS_SET, set)
+                .nest(ELEMENTS_LIST, |list| {
+                    for element in elements {
+                        list.nest(LIST_ELEMENT, |attrs| encode_element(element, attrs));
+                    }
+                });
+        },
+    )
 }
 
 fn encode_element(element: &Element, attrs: &mut Encoder) {
@@ -178,27 +217,27 @@ fn encode_element(element: &Element, attrs: &mut Encoder) {
     }
 }
 
-pub(super) fn delete_set(table: &str, name: &str) -> Request {
+pub(super) fn delete_set(table: At<'_>, name: &str) -> Request {
     let what = format!("delete set {name} of table {table}");
-    request(what, libc::NFT_MSG_DELSET, 0, |body| {
-        body.text(SET_TABLE, table).text(SET_NAME, name);
+    request(table.family, what, libc::NFT_MSG_DELSET, 0, |body| {
+        body.text(SET_TABLE, table.name).text(SET_NAME, name);
     })
 }
 
-pub(super) fn new_counter(table: &str, name: &str) -> Request {
+pub(super) fn new_counter(table: At<'_>, name: &str) -> Request {
     let what = format!("create counter {name} of table {table}");
-    request(what, libc::NFT_MSG_NEWOBJ, CREATE, |body| {
-        body.text(OBJECT_TABLE, table)
+    request(table.family, what, libc::NFT_MSG_NEWOBJ, CREATE, |body| {
+        body.text(OBJECT_TABLE, table.name)
             .text(OBJECT_NAME, name)
             .be32(OBJECT_TYPE, COUNTER_OBJECT)
             .nest(OBJECT_DATA, |_| {});
     })
 }
 
-pub(super) fn delete_counter(table: &str, name: &str) -> Request {
+pub(super) fn delete_counter(table: At<'_>, name: &str) -> Request {
     let what = format!("delete counter {name} of table {table}");
-    request(what, libc::NFT_MSG_DELOBJ, 0, |body| {
-        body.text(OBJECT_TABLE, table)
+    request(table.family, what, libc::NFT_MSG_DELOBJ, 0, |body| {
+        body.text(OBJECT_TABLE, table.name)
             .text(OBJECT_NAME, name)
             .be32(OBJECT_TYPE, COUNTER_OBJECT);
     })
@@ -209,6 +248,11 @@ mod tests {
     use super::*;
     use crate::kernel::nft::intervals::{Interval, Key};
 
+    fn at(name: &str) -> At<'_> {
+        let family = Family::Netdev;
+        At { family, name }
+    }
+
     /// As `nft` sends it, but with the flags that make the table ours and new.
     #[test]
     fn an_owned_table_has_these_bytes() {
@@ -218,7 +262,7 @@ mod tests {
             7, 0, 1, 0, b'w', b't', 0, 0, // NFTA_TABLE_NAME
             8, 0, 2, 0, 0, 0, 0, 2, // NFTA_TABLE_FLAGS: owner
         ];
-        assert_eq!(new_table("wt").encode(0, 1).unwrap(), expected);
+        assert_eq!(new_table(at("wt")).encode(0, 1).unwrap(), expected);
     }
 
     #[test]
@@ -228,7 +272,7 @@ mod tests {
             key: Key::Ipv6,
             intervals: intervals.collect(),
         };
-        let requests = new_set("wt", "ipv6-0", &set);
+        let requests = new_set(at("wt"), "ipv6-0", &set);
         assert_eq!(requests.len(), 1 + 8192_usize.div_ceil(ELEMENTS));
         for request in requests {
             assert!(request.encode(0, 1).is_ok());

@@ -16,6 +16,9 @@ const VERDICT_REGISTER: u32 = 0;
 /// `NFT_RETURN`: leave the chain; what a base chain's policy says happens, which is to accept.
 const RETURN: u32 = (libc::NFT_RETURN).cast_unsigned();
 
+/// `NFT_REJECT_TCP_RST`.
+const TCP_RESET: u32 = 1;
+
 /// `NFT_OBJECT_COUNTER`.
 pub(super) const COUNTER_OBJECT: u32 = 1;
 
@@ -43,6 +46,8 @@ pub(super) enum Expr {
     Between(Vec<u8>, Vec<u8>),
     /// Go on if the register is in a set.
     InSet(String),
+    /// Keep only these bits of the register.
+    Mask(Vec<u8>),
     /// Count the packet.
     Count(String),
     /// Let the packet pass.
@@ -51,6 +56,8 @@ pub(super) enum Expr {
     Link(u32),
     /// Send the packet to the link whose index is loaded.
     Forward,
+    /// Answer with the reset of the packet's TCP connection, and drop it.
+    Reset,
     /// What we never make.
     Other(String),
 }
@@ -61,6 +68,10 @@ pub(super) enum Meta {
     Protocol,
     /// The protocol above IP.
     Transport,
+    /// The index of the link that the packet came in by.
+    InLink,
+    /// The index of the link that the packet goes out by.
+    OutLink,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,11 +85,13 @@ impl Meta {
         match self {
             Self::Protocol => libc::NFT_META_PROTOCOL.cast_unsigned(),
             Self::Transport => libc::NFT_META_L4PROTO.cast_unsigned(),
+            Self::InLink => libc::NFT_META_IIF.cast_unsigned(),
+            Self::OutLink => libc::NFT_META_OIF.cast_unsigned(),
         }
     }
 
     fn from_number(number: u32) -> Option<Self> {
-        [Self::Protocol, Self::Transport]
+        [Self::Protocol, Self::Transport, Self::InLink, Self::OutLink]
             .into_iter()
             .find(|meta| meta.number() == number)
     }
@@ -111,6 +124,8 @@ impl Expr {
             Self::Count(_) => "objref",
             Self::Return | Self::Link(_) => "immediate",
             Self::Forward => "fwd",
+            Self::Mask(_) => "bitwise",
+            Self::Reset => "reject",
             Self::Other(kind) => kind,
         }
     }
@@ -153,6 +168,12 @@ impl Expr {
             }),
             Self::Link(index) => encode_value(data.be32(1, REGISTER), 2, &index.to_ne_bytes()),
             Self::Forward => data.be32(1, REGISTER),
+            Self::Mask(mask) => {
+                let length = u32::try_from(mask.len()).unwrap_or(u32::MAX);
+                data.be32(1, REGISTER).be32(2, REGISTER).be32(3, length);
+                encode_value(encode_value(data, 4, mask), 5, &vec![0; mask.len()])
+            }
+            Self::Reset => data.be32(1, TCP_RESET),
             Self::Other(_) => data,
         };
     }
@@ -196,6 +217,8 @@ impl Expr {
                 Some(Self::Count(data.require(2)?.text()?.to_owned()))
             }
             "immediate" => Self::decode_immediate(data)?,
+            "bitwise" => Self::decode_mask(data)?,
+            "reject" if number(1)? == TCP_RESET => Some(Self::Reset),
             "fwd" if is_ours(1)? && data.get(2).is_none() => Some(Self::Forward),
             _ => None,
         })
@@ -210,6 +233,18 @@ impl Expr {
             return Ok(None);
         }
         Ok(Some(Self::InSet(data.require(1)?.text()?.to_owned())))
+    }
+
+    fn decode_mask(data: &Attrs<'_>) -> Result<Option<Self>, DecodeError> {
+        let number = |kind| data.require(kind)?.be32();
+        // Older kernels know but one operation, and do not say which.
+        let is_mask = data.get(6).map_or(Ok(0), |operation| operation.be32())? == 0;
+        if !is_mask || number(1)? != REGISTER || number(2)? != REGISTER {
+            return Ok(None);
+        }
+        let flips = decode_value(data, 5)?.iter().any(|byte| *byte != 0);
+        let mask = decode_value(data, 4)?;
+        Ok((!flips).then_some(Self::Mask(mask)))
     }
 
     fn decode_immediate(data: &Attrs<'_>) -> Result<Option<Self>, DecodeError> {
@@ -253,7 +288,10 @@ mod tests {
     fn exprs() -> impl Strategy<Value = Expr> {
         let bytes = || prop::collection::vec(any::<u8>(), 1..17);
         prop_oneof![
-            prop::sample::select(&[Meta::Protocol, Meta::Transport][..]).prop_map(Expr::Meta),
+            prop::sample::select(
+                &[Meta::Protocol, Meta::Transport, Meta::InLink, Meta::OutLink][..]
+            )
+            .prop_map(Expr::Meta),
             (
                 prop::sample::select(&[Header::Network, Header::Transport][..]),
                 0_u32..40,
@@ -271,6 +309,8 @@ mod tests {
             Just(Expr::Return),
             any::<u32>().prop_map(Expr::Link),
             Just(Expr::Forward),
+            bytes().prop_map(Expr::Mask),
+            Just(Expr::Reset),
         ]
     }
 

@@ -8,13 +8,17 @@
 
 use std::collections::BTreeMap;
 
-use super::plan::{Chain, Device, Table};
+use nix::errno::Errno;
+
+use super::encode::At;
+use super::plan::{Chain, Device, Family, Table, Verdict};
 use super::readback::{self, Mismatch, Proof};
 use super::ruleset::{Role, Ruleset, Set, compile, counter_name};
 use super::{NftError, TableInfo, Tally, encode};
 use crate::kernel::link::{Link, RouteSocket};
+use crate::kernel::netlink::NetlinkError;
 use crate::kernel::netlink::message::Request;
-use crate::kernel::netlink::socket::{Family, Socket};
+use crate::kernel::netlink::socket::{self, Socket};
 use crate::kernel::netns::NetNs;
 
 /// A table that lives as long as this value, and at most as long as this process.
@@ -65,7 +69,7 @@ impl OwnedTable {
         plan.check()?;
         let ruleset = compile(plan, &BTreeMap::new());
         let mut table = Self {
-            socket: Socket::open(netns, Family::Netfilter)?,
+            socket: Socket::open(netns, socket::Family::Netfilter)?,
             route: RouteSocket::open(netns)?,
             plan: plan.clone(),
             ruleset,
@@ -73,12 +77,12 @@ impl OwnedTable {
         // A chain for a link that is not there is accepted by newer kernels (seen on 6.18).
         table.check_links()?;
         let none = Ruleset::default();
-        let mut contents = vec![encode::new_table(&plan.name)];
-        contents.extend(additions(&plan.name, &none, &table.ruleset));
+        let mut contents = vec![encode::new_table(plan.at())];
+        contents.extend(additions(plan.at(), &none, &table.ruleset));
         table.socket.transact(contents)?;
         table
             .socket
-            .transact(rules(&plan.name, &none, &table.ruleset))?;
+            .transact(rules(plan.at(), &none, &table.ruleset))?;
         Ok(table)
     }
 
@@ -108,7 +112,7 @@ impl OwnedTable {
             return Err(NftError::OtherChains { table });
         }
         let ruleset = compile(plan, &self.ruleset.sets);
-        let name = &plan.name;
+        let name = plan.at();
         self.socket
             .transact(additions(name, &self.ruleset, &ruleset))?;
         let mut swap = rules(name, &self.ruleset, &ruleset);
@@ -131,7 +135,7 @@ impl OwnedTable {
     /// # Errors
     /// [`NftError::Mismatch`] with the first difference; otherwise when the exchange fails.
     pub fn verify(&mut self) -> Result<Proof, NftError> {
-        let tables = readback::tables(&mut self.socket)?;
+        let tables = readback::tables(&mut self.socket, self.plan.family())?;
         let table = tables
             .into_iter()
             .find(|table| table.name == self.plan.name);
@@ -142,7 +146,7 @@ impl OwnedTable {
             return Err(self.mismatch(Mismatch::Owner { expected, found }));
         }
         self.check_links()?;
-        let held = readback::ruleset(&mut self.socket, &self.plan.name)?;
+        let held = readback::ruleset(&mut self.socket, self.plan.at())?;
         readback::compare(&self.ruleset, &held).map_err(|found| self.mismatch(found))?;
         Ok(Proof {
             handle: table.handle,
@@ -168,7 +172,7 @@ impl OwnedTable {
     /// # Errors
     /// When the exchange fails, or a counter is gone.
     pub fn counters(&mut self) -> Result<Counters, NftError> {
-        let held = readback::counters(&mut self.socket, &self.plan.name)?;
+        let held = readback::counters(&mut self.socket, self.plan.at())?;
         let mut each = Vec::new();
         for chain in &self.plan.chains {
             for (role, selection) in counted(chain) {
@@ -188,24 +192,35 @@ impl OwnedTable {
     }
 }
 
-/// The netdev tables of a namespace whose name starts so, whoever owns them.
+/// The tables of a namespace whose name starts so, whoever owns them.
 ///
 /// # Errors
 /// When the exchange fails.
 pub fn list_tables(netns: &NetNs, prefix: &str) -> Result<Vec<TableInfo>, NftError> {
-    let mut socket = Socket::open(netns, Family::Netfilter)?;
-    let mut tables = readback::tables(&mut socket)?;
+    let mut socket = Socket::open(netns, socket::Family::Netfilter)?;
+    let mut tables = Vec::new();
+    for family in Family::ALL {
+        tables.extend(readback::tables(&mut socket, family)?);
+    }
     tables.retain(|table| table.name.starts_with(prefix));
     Ok(tables)
 }
 
-/// Deletes a netdev table that no one owns.
+/// Deletes a table that no one owns.
 ///
 /// # Errors
 /// `EPERM` when a socket owns it: only that one's end removes it. `ENOENT` when there is none.
 pub fn delete_table(netns: &NetNs, name: &str) -> Result<(), NftError> {
-    let mut socket = Socket::open(netns, Family::Netfilter)?;
-    Ok(socket.transact(vec![encode::delete_table(name)])?)
+    let mut socket = Socket::open(netns, socket::Family::Netfilter)?;
+    let mut deleted = Ok(());
+    for family in Family::ALL {
+        deleted = socket.transact(vec![encode::delete_table(At { family, name })]);
+        match &deleted {
+            Err(NetlinkError::Refused { reason, .. }) if reason.errno == Errno::ENOENT => {}
+            _ => break,
+        }
+    }
+    Ok(deleted?)
 }
 
 fn counted(chain: &Chain) -> impl Iterator<Item = (Role, &str)> {
@@ -216,7 +231,7 @@ fn counted(chain: &Chain) -> impl Iterator<Item = (Role, &str)> {
 }
 
 /// Requests for the sets and counters that are in `after` and not in `before`.
-fn additions(table: &str, before: &Ruleset, after: &Ruleset) -> Vec<Request> {
+fn additions(table: At<'_>, before: &Ruleset, after: &Ruleset) -> Vec<Request> {
     let counters = after.counters.difference(&before.counters);
     let counters = counters.map(|counter| encode::new_counter(table, counter));
     let sets = without(&after.sets, &before.sets);
@@ -225,7 +240,7 @@ fn additions(table: &str, before: &Ruleset, after: &Ruleset) -> Vec<Request> {
 }
 
 /// Requests that put the rules of `after` in the place of those of `before`, with their chains.
-fn rules(table: &str, before: &Ruleset, after: &Ruleset) -> Vec<Request> {
+fn rules(table: At<'_>, before: &Ruleset, after: &Ruleset) -> Vec<Request> {
     let mut requests = Vec::new();
     for (name, chain) in &after.chains {
         if before.chains.contains_key(name) {
@@ -240,7 +255,7 @@ fn rules(table: &str, before: &Ruleset, after: &Ruleset) -> Vec<Request> {
 }
 
 /// Requests that remove the sets and counters that no rule uses any more.
-fn removals(table: &str, before: &Ruleset, after: &Ruleset) -> Vec<Request> {
+fn removals(table: At<'_>, before: &Ruleset, after: &Ruleset) -> Vec<Request> {
     let sets = without(&before.sets, &after.sets).map(|(name, _)| encode::delete_set(table, name));
     let counters = before.counters.difference(&after.counters);
     let counters = counters.map(|counter| encode::delete_counter(table, counter));
@@ -280,8 +295,11 @@ fn check_links(chains: &[Chain], links: &[Link]) -> Result<(), Mismatch> {
                 index: *index,
             });
         }
-        let Device { name, index } = &chain.forward_to;
-        if !find(&chain.forward_to).is_some_and(|link| link.is_up) {
+        let Verdict::Forward(to) = &chain.verdict else {
+            continue;
+        };
+        let Device { name, index } = to;
+        if !find(to).is_some_and(|link| link.is_up) {
             return Err(Mismatch::ForwardGone {
                 name: name.to_string(),
                 index: *index,

@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 
 use ipnet::IpNet;
 
+use super::encode::At;
 use crate::kernel::link::LinkName;
 
 /// Longest name of a selection, in bytes.
@@ -41,6 +42,9 @@ pub enum PlanError {
         /// Name of the selections.
         selection: String,
     },
+    /// Some packets of a table are to be forwarded, others reset.
+    #[error("a table cannot both forward and reset")]
+    Mixed,
     /// A range of ports whose first is above its last.
     #[error("ports {first} to {last} are no range")]
     Ports {
@@ -51,10 +55,40 @@ pub enum PlanError {
     },
 }
 
-/// A table of family netdev.
+/// A family of tables: where its chains hang.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Family {
+    /// On links.
+    Netdev,
+    /// On what the namespace's own sockets send and receive.
+    Inet,
+}
+
+impl Family {
+    /// All that our tables are of.
+    pub(super) const ALL: [Self; 2] = [Self::Netdev, Self::Inet];
+
+    pub(super) const fn number(self) -> libc::c_int {
+        match self {
+            Self::Netdev => libc::NFPROTO_NETDEV,
+            Self::Inet => libc::NFPROTO_INET,
+        }
+    }
+}
+
+/// What happens to packets that are selected.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub enum Verdict {
+    /// They are forwarded into an ifb. It must be up: one that is down or gone swallows them.
+    Forward(Device),
+    /// They are answered with the reset of their TCP connection, and go no further. Resets pass.
+    Reset,
+}
+
+/// A table: all its chains have verdicts of one kind.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Table {
-    /// Its name, unique among the netdev tables of the namespace.
+    /// Its name, unique among the tables of the namespace.
     pub name: String,
     /// Its chains, at most one per link and direction.
     pub chains: Vec<Chain>,
@@ -72,11 +106,10 @@ pub struct Chain {
     pub priority: i32,
     /// What passes untouched.
     pub spare: Vec<Selection>,
-    /// What is forwarded, unless it is spared.
+    /// What is selected, unless it is spared.
     pub select: Vec<Selection>,
-    /// The ifb that selected packets go through. It must be up: one that is down or gone swallows
-    /// them.
-    pub forward_to: Device,
+    /// What happens to what is selected.
+    pub verdict: Verdict,
 }
 
 /// A link, known by its index, with the name that it must still have.
@@ -224,6 +257,22 @@ impl Chain {
 }
 
 impl Table {
+    /// The family that it is of.
+    #[must_use]
+    pub fn family(&self) -> Family {
+        match self.chains.first().map(|chain| &chain.verdict) {
+            Some(Verdict::Reset) => Family::Inet,
+            Some(Verdict::Forward(_)) | None => Family::Netdev,
+        }
+    }
+
+    pub(super) fn at(&self) -> At<'_> {
+        At {
+            family: self.family(),
+            name: &self.name,
+        }
+    }
+
     /// Checks what the types leave open.
     ///
     /// # Errors
@@ -233,6 +282,9 @@ impl Table {
         let mut names = BTreeSet::new();
         for chain in &self.chains {
             chain.check()?;
+            if matches!(chain.verdict, Verdict::Reset) != (self.family() == Family::Inet) {
+                return Err(PlanError::Mixed);
+            }
             if !names.insert(chain.name()) {
                 let chain = chain.name();
                 return Err(PlanError::TwoChains { chain });
@@ -267,7 +319,7 @@ mod tests {
             priority: 0,
             spare: vec![Selection::new("node", Addresses::Any)],
             select: vec![Selection::new("node", Addresses::Any)],
-            forward_to: device("wt0", 3),
+            verdict: Verdict::Forward(device("wt0", 3)),
         };
         Table {
             name: "wt".to_owned(),
@@ -289,6 +341,8 @@ mod tests {
         };
         let error = broken(|table| table.name.clear());
         assert!(matches!(error, PlanError::Name { .. }));
+        let error = broken(|table| table.chains[1].verdict = Verdict::Reset);
+        assert_eq!(error, PlanError::Mixed);
         let error = broken(|table| table.chains[1].direction = Direction::Egress);
         assert!(matches!(error, PlanError::TwoChains { .. }));
         let error = broken(|table| {

@@ -6,11 +6,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::encode::{
-    ELEMENTS_SET, ELEMENTS_TABLE, GET_CHAIN, GET_ELEMENTS, GET_OBJECT, GET_RULE, GET_SET,
+    At, ELEMENTS_SET, ELEMENTS_TABLE, GET_CHAIN, GET_ELEMENTS, GET_OBJECT, GET_RULE, GET_SET,
     GET_TABLE, OBJECT_TABLE, OBJECT_TYPE, RULE_TABLE, SET_TABLE, request,
 };
 use super::expr::COUNTER_OBJECT;
 use super::intervals::from_elements;
+use super::plan::Family;
 use super::ruleset::{BaseChain, Ruleset, Set};
 use super::{NftError, TableInfo, Tally, decode};
 use crate::kernel::netlink::NetlinkError;
@@ -117,30 +118,30 @@ pub enum Mismatch {
     },
 }
 
-/// All netdev tables of the socket's namespace.
-pub(super) fn tables(socket: &mut Socket) -> Result<Vec<TableInfo>, NetlinkError> {
-    let list = || request("list tables".to_owned(), GET_TABLE, 0, |_| {});
+/// All tables of a family in the socket's namespace.
+pub(super) fn tables(socket: &mut Socket, family: Family) -> Result<Vec<TableInfo>, NetlinkError> {
+    let list = || request(family, "list tables".to_owned(), GET_TABLE, 0, |_| {});
     socket.dump(list, decode::table)
 }
 
 /// The counters of a table.
 pub(super) fn counters(
     socket: &mut Socket,
-    table: &str,
+    table: At<'_>,
 ) -> Result<BTreeMap<String, Tally>, NetlinkError> {
     let list = || {
         let what = format!("list the counters of table {table}");
-        request(what, GET_OBJECT, 0, |body| {
-            body.text(OBJECT_TABLE, table)
+        request(table.family, what, GET_OBJECT, 0, |body| {
+            body.text(OBJECT_TABLE, table.name)
                 .be32(OBJECT_TYPE, COUNTER_OBJECT);
         })
     };
-    let found = socket.dump(list, |message| decode::counter(message, table))?;
+    let found = socket.dump(list, |message| decode::counter(message, table.name))?;
     Ok(found.into_iter().collect())
 }
 
 /// Everything that a table holds.
-pub(super) fn ruleset(socket: &mut Socket, table: &str) -> Result<Ruleset, NftError> {
+pub(super) fn ruleset(socket: &mut Socket, table: At<'_>) -> Result<Ruleset, NftError> {
     Ok(Ruleset {
         chains: chains(socket, table)?,
         sets: sets(socket, table)?,
@@ -148,16 +149,17 @@ pub(super) fn ruleset(socket: &mut Socket, table: &str) -> Result<Ruleset, NftEr
     })
 }
 
-fn chains(socket: &mut Socket, table: &str) -> Result<BTreeMap<String, BaseChain>, NetlinkError> {
+fn chains(socket: &mut Socket, table: At<'_>) -> Result<BTreeMap<String, BaseChain>, NetlinkError> {
     let list = || {
         request(
+            table.family,
             format!("list the chains of table {table}"),
             GET_CHAIN,
             0,
             |_| {},
         )
     };
-    let hooks = socket.dump(list, |message| decode::chain(message, table))?;
+    let hooks = socket.dump(list, |message| decode::chain(message, table.name))?;
     let empty = |(name, hook)| {
         let rules = Vec::new();
         (name, BaseChain { hook, rules })
@@ -165,11 +167,11 @@ fn chains(socket: &mut Socket, table: &str) -> Result<BTreeMap<String, BaseChain
     let mut chains: BTreeMap<_, _> = hooks.into_iter().map(empty).collect();
     let list = || {
         let what = format!("list the rules of table {table}");
-        request(what, GET_RULE, 0, |body| {
-            body.text(RULE_TABLE, table);
+        request(table.family, what, GET_RULE, 0, |body| {
+            body.text(RULE_TABLE, table.name);
         })
     };
-    for (chain, rule) in socket.dump(list, |message| decode::rule(message, table))? {
+    for (chain, rule) in socket.dump(list, |message| decode::rule(message, table.name))? {
         let chain = chains.entry(chain).or_insert(BaseChain {
             hook: None,
             rules: Vec::new(),
@@ -180,29 +182,30 @@ fn chains(socket: &mut Socket, table: &str) -> Result<BTreeMap<String, BaseChain
 }
 
 /// A set of a kind that we never make is taken for an empty one of ours: it equals none planned.
-fn sets(socket: &mut Socket, table: &str) -> Result<BTreeMap<String, Set>, NftError> {
+fn sets(socket: &mut Socket, table: At<'_>) -> Result<BTreeMap<String, Set>, NftError> {
     let list = || {
         let what = format!("list the sets of table {table}");
-        request(what, GET_SET, 0, |body| {
-            body.text(SET_TABLE, table);
+        request(table.family, what, GET_SET, 0, |body| {
+            body.text(SET_TABLE, table.name);
         })
     };
     let mut sets = BTreeMap::new();
-    for (name, key) in socket.dump(list, |message| decode::set(message, table))? {
+    for (name, key) in socket.dump(list, |message| decode::set(message, table.name))? {
         let Some(key) = key else {
             let mismatch = Mismatch::Foreign { name };
-            let table = table.to_owned();
+            let table = table.name.to_owned();
             return Err(NftError::Mismatch { table, mismatch });
         };
         let list = || {
             let what = format!("list the elements of set {name} of table {table}");
-            request(what, GET_ELEMENTS, 0, |body| {
-                body.text(ELEMENTS_TABLE, table).text(ELEMENTS_SET, &name);
+            request(table.family, what, GET_ELEMENTS, 0, |body| {
+                body.text(ELEMENTS_TABLE, table.name)
+                    .text(ELEMENTS_SET, &name);
             })
         };
         let elements = socket.dump(list, decode::elements)?.concat();
         let intervals = from_elements(key, elements).map_err(|source| NftError::Set {
-            table: table.to_owned(),
+            table: table.name.to_owned(),
             set: name.clone(),
             source,
         })?;

@@ -9,13 +9,17 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::expr::{Expr, Header, Meta};
 use super::intervals::{Interval, Key, merge, of_networks};
-use super::plan::{Addresses, Chain, Direction, PortRange, Selection, Table, Transport};
+use super::plan::{Addresses, Chain, Direction, PortRange, Selection, Table, Transport, Verdict};
 
 /// Counter of the neighbour discovery that was let pass.
 const NEIGHBOUR_DISCOVERY: &str = "neighbour-discovery";
 
 /// `IPPROTO_ICMPV6`.
 const ICMPV6: u8 = 58;
+
+/// Where the flags of a TCP header are, and the one that resets.
+const TCP_FLAGS: u32 = 13;
+const TCP_RST: u8 = 4;
 
 /// Types of `ICMPv6` from router solicitation to redirect (RFC 4861).
 const DISCOVERY_TYPES: (u8, u8) = (133, 137);
@@ -38,7 +42,7 @@ pub(super) struct BaseChain {
 /// Where packets enter a chain.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Hook {
-    /// `NF_NETDEV_INGRESS` or `NF_NETDEV_EGRESS`.
+    /// `NF_NETDEV_INGRESS` and the like.
     pub(super) number: u32,
     pub(super) priority: i32,
     /// Names of the links.
@@ -59,7 +63,7 @@ pub(super) struct Set {
 pub enum Role {
     /// It was let pass because a selection spares it.
     Spared,
-    /// It was forwarded into the ifb.
+    /// It was forwarded into the ifb, or its connection reset.
     Selected,
     /// It was let pass because it is neighbour discovery.
     Discovery,
@@ -94,19 +98,25 @@ struct Compiler<'k> {
 
 impl Compiler<'_> {
     fn chain(&mut self, chain: &Chain) -> BaseChain {
-        let mut rules = vec![self.discovery_rule(&chain.name())];
+        let mut rules = vec![self.discovery_rule(chain)];
         for selection in &chain.spare {
             let verdict = [Expr::Return];
             rules.extend(self.selection_rules(chain, Role::Spared, selection, &verdict));
         }
         for selection in &chain.select {
-            let verdict = [Expr::Link(chain.forward_to.index), Expr::Forward];
+            let verdict = match &chain.verdict {
+                Verdict::Forward(to) => vec![Expr::Link(to.index), Expr::Forward],
+                Verdict::Reset => vec![Expr::Reset],
+            };
             rules.extend(self.selection_rules(chain, Role::Selected, selection, &verdict));
         }
         let hook = Hook {
-            number: hook_number(chain.direction),
+            number: hook_number(chain),
             priority: chain.priority,
-            devices: vec![chain.device.name.to_string()],
+            devices: match chain.verdict {
+                Verdict::Forward(_) => vec![chain.device.name.to_string()],
+                Verdict::Reset => Vec::new(),
+            },
         };
         BaseChain {
             hook: Some(hook),
@@ -114,15 +124,16 @@ impl Compiler<'_> {
         }
     }
 
-    fn discovery_rule(&mut self, chain: &str) -> Rule {
+    fn discovery_rule(&mut self, chain: &Chain) -> Rule {
         let (first, last) = DISCOVERY_TYPES;
-        let mut rule = Version::V6.is_it();
+        let mut rule = on_link(chain);
+        rule.extend(Version::V6.is_it());
         rule.extend([
             Expr::Meta(Meta::Transport),
             Expr::Equal(vec![ICMPV6]),
             load(Header::Transport, 0, 1),
             Expr::Between(vec![first], vec![last]),
-            self.count(chain, Role::Discovery, NEIGHBOUR_DISCOVERY),
+            self.count(&chain.name(), Role::Discovery, NEIGHBOUR_DISCOVERY),
             Expr::Return,
         ]);
         rule
@@ -136,13 +147,19 @@ impl Compiler<'_> {
         verdict: &[Expr],
     ) -> [Rule; 2] {
         [Version::V4, Version::V6].map(|version| {
-            let mut exprs = version.is_it();
+            let mut exprs = on_link(chain);
+            exprs.extend(version.is_it());
             if let Addresses::In(networks) = &selection.addresses {
                 let intervals = of_networks(version.key(), networks);
                 exprs.push(version.load_remote(chain.direction));
                 exprs.push(self.in_set(version.key(), intervals));
             }
             exprs.extend(self.ports(chain.direction, selection));
+            if role == Role::Selected && chain.verdict == Verdict::Reset {
+                // A reset is not answered by another, and has to arrive: ours, and the peer's.
+                let flags = load(Header::Transport, TCP_FLAGS, 1);
+                exprs.extend([flags, Expr::Mask(vec![TCP_RST]), Expr::Equal(vec![0])]);
+            }
             exprs.push(self.count(&chain.name(), role, &selection.name));
             exprs.extend_from_slice(verdict);
             exprs
@@ -265,11 +282,25 @@ fn of_ports(ranges: &[PortRange]) -> Vec<Interval> {
     merge(intervals.collect())
 }
 
-fn hook_number(direction: Direction) -> u32 {
-    match direction {
-        Direction::Ingress => libc::NF_NETDEV_INGRESS.cast_unsigned(),
-        Direction::Egress => libc::NF_NETDEV_EGRESS.cast_unsigned(),
-    }
+fn hook_number(chain: &Chain) -> u32 {
+    let number = match (&chain.verdict, chain.direction) {
+        (Verdict::Forward(_), Direction::Ingress) => libc::NF_NETDEV_INGRESS,
+        (Verdict::Forward(_), Direction::Egress) => libc::NF_NETDEV_EGRESS,
+        (Verdict::Reset, Direction::Ingress) => libc::NF_INET_LOCAL_IN,
+        (Verdict::Reset, Direction::Egress) => libc::NF_INET_LOCAL_OUT,
+    };
+    number.cast_unsigned()
+}
+
+/// Goes on for packets of the chain's link only, where the chain does not hang on it.
+fn on_link(chain: &Chain) -> Rule {
+    let link = match (&chain.verdict, chain.direction) {
+        (Verdict::Forward(_), _) => return Rule::new(),
+        (Verdict::Reset, Direction::Ingress) => Meta::InLink,
+        (Verdict::Reset, Direction::Egress) => Meta::OutLink,
+    };
+    let index = chain.device.index.to_ne_bytes().to_vec();
+    vec![Expr::Meta(link), Expr::Equal(index)]
 }
 
 #[cfg(test)]

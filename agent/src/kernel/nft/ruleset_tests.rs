@@ -21,7 +21,7 @@ fn table(direction: Direction, spare: Vec<Selection>, select: Vec<Selection>) ->
         priority: -5,
         spare,
         select,
-        forward_to: device("wt0", 7),
+        verdict: Verdict::Forward(device("wt0", 7)),
     };
     Table {
         name: "wt".to_owned(),
@@ -160,4 +160,35 @@ fn neighbour_discovery_passes_first() {
     assert!(rule.contains(&Expr::Equal(vec![58])));
     assert!(rule.contains(&Expr::Between(vec![133], vec![137])));
     assert_eq!(rule.last(), Some(&Expr::Return));
+}
+
+#[test]
+fn a_reset_is_of_one_link_and_spares_resets() {
+    let mut plan = table(
+        Direction::Egress,
+        Vec::new(),
+        vec![Selection {
+            protocols: vec![Transport::Tcp],
+            ..peers("peers", &["10.0.0.0/8"])
+        }],
+    );
+    plan.chains[0].verdict = Verdict::Reset;
+    let chain = &compiled(&plan).chains["egress-eth0"];
+    let hook = Hook {
+        number: 3,
+        priority: -5,
+        devices: Vec::new(),
+    };
+    assert_eq!(chain.hook, Some(hook));
+    for rule in &chain.rules {
+        let link = [
+            Expr::Meta(Meta::OutLink),
+            Expr::Equal(2_u32.to_ne_bytes().to_vec()),
+        ];
+        assert_eq!(rule[..2], link);
+    }
+    let last = chain.rules.last().unwrap();
+    let flags = [Expr::Mask(vec![4]), Expr::Equal(vec![0])];
+    assert!(last.windows(2).any(|two| *two == flags), "{last:?}");
+    assert_eq!(last.last(), Some(&Expr::Reset));
 }

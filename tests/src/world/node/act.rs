@@ -336,6 +336,7 @@ impl Node {
                 table: "windtunnel-x".to_owned(),
                 priority: 0,
                 detours: Vec::new(),
+                resets: Vec::new(),
                 name_servers: Vec::new(),
                 drain: Duration::from_secs(1),
             }),
