@@ -12,7 +12,7 @@ use crate::{
     network::NetworkFault,
     only,
     stress::{CpuFault, MemoryFault},
-    units::{GoDuration, Percent, at_most, positive},
+    units::{GoDuration, Percent, at_most, positive, whole_seconds},
 };
 
 /// The fields of [`Fault`] of which exactly one must be set.
@@ -230,11 +230,11 @@ pub struct Target {
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodKill {
-    /// How long a pod may take to end by itself before it is killed; whole seconds count.
+    /// How long a pod may take to end by itself before it is killed, in whole seconds.
     /// 0s is a force delete: the object is gone at once, whatever the node still runs.
     /// Default: the pod's own terminationGracePeriodSeconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[x_kube(validation = at_most("24h"))]
+    #[x_kube(validation = at_most("24h"), validation = whole_seconds())]
     pub grace_period: Option<GoDuration>,
 
     /// Delete removes the pod regardless of any PodDisruptionBudget. Evict asks the eviction API,

@@ -8,7 +8,7 @@ mod duration;
 mod percent;
 mod quantity;
 
-pub use duration::{DURATION_PATTERN, GoDuration, at_least, at_most, positive};
+pub use duration::{DURATION_PATTERN, GoDuration, at_least, at_most, positive, whole_seconds};
 pub use percent::Percent;
 pub use quantity::{BitRate, ByteSize, Cores, bytes};
 

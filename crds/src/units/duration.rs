@@ -217,6 +217,15 @@ pub fn at_most(most: &str) -> Rule {
     )
 }
 
+/// The duration must be whole seconds: what it is for counts no others.
+#[must_use]
+pub fn whole_seconds() -> Rule {
+    bound(
+        "self.matches(r'^([0-9]+[hms])+$')",
+        "must be whole seconds, such as 30s or 1m30s".to_owned(),
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
