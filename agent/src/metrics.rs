@@ -119,3 +119,38 @@ impl Metrics {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use prometheus_client::encoding::text::encode;
+
+    use super::*;
+
+    #[test]
+    fn what_an_operator_of_the_fleet_looks_for_is_there_under_its_name() {
+        let (metrics, registry) = Metrics::new();
+        for reclaimed_by in ["Agent", "InjectorLease"] {
+            let end = End {
+                outcome: "Interrupted",
+                reclaimed_by,
+            };
+            metrics.ended.get_or_create(&end).inc();
+        }
+        for removed in ["true", "false"] {
+            metrics.residue.get_or_create(&Found { removed }).inc();
+        }
+        let mut text = String::new();
+        encode(&mut text, &registry).unwrap();
+        for name in [
+            "windtunnel_agent_injectors 0",
+            "windtunnel_agent_faults_ended_total{outcome=\"Interrupted\",reclaimed_by=\"InjectorLease\"} 1",
+            "windtunnel_agent_revert_seconds_bucket{le=\"3.0\"} 0",
+            "windtunnel_agent_heartbeats_missed_total 0",
+            "windtunnel_agent_journal_replays_total 0",
+            "windtunnel_agent_residue_total{removed=\"true\"} 1",
+            "windtunnel_agent_residue_total{removed=\"false\"} 1",
+        ] {
+            assert!(text.contains(name), "{name} is not in\n{text}");
+        }
+    }
+}
