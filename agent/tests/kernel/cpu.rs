@@ -1,12 +1,15 @@
 //! A CPU fault: how exact it is, and what is left of it when its holder dies.
 
+use std::fs;
+use std::process::Command;
 use std::time::{Duration, Instant};
 
+use windtunnel_agent::kernel::cgroup;
 use windtunnel_agent::model::Act;
-use windtunnel_agent::wire::Up;
+use windtunnel_agent::wire::{Task, Up};
 
 use crate::injector::{Container, Injector};
-use crate::support::eventually;
+use crate::support::{Subprocess, eventually, plays};
 
 #[test]
 fn a_burner_uses_what_it_was_told_and_dies_with_its_injector() {
@@ -42,4 +45,53 @@ fn an_injector_ends_with_its_container() {
     injector.until("the container ended", |said| *said == Up::ContainerEnded);
     injector.process.wait().unwrap();
     eventually("the burner is gone", || container.others() == 0);
+}
+
+/// Stands for an agent: holds the fault that it is told.
+#[test]
+fn agent() {
+    if !plays("cpu::agent") {
+        return;
+    }
+    let task = serde_json::from_str(&std::env::var("WT_TASK").unwrap()).unwrap();
+    let mut injector = Injector::start(task);
+    injector.until("the proof", |said| matches!(said, Up::Applied { .. }));
+    println!("agent ready");
+    loop {
+        injector.hold(Duration::from_secs(1));
+    }
+}
+
+#[test]
+fn whatever_forks_in_a_fault_is_gone_soon_after_its_agent() {
+    let container = Container::new("forks", &[]);
+    let task = Task::Container(container.entry(Act::Cpu { millicores: 50 }));
+    let task = serde_json::to_string(&task).unwrap();
+    let mut agent = Subprocess::start("cpu::agent", &[("WT_TASK", task)]);
+    agent.wait_for("agent ready");
+    let pids = cgroup::pids(&container.cgroup).unwrap();
+    let init = i32::try_from(container.init.id()).unwrap();
+    let burner = pids.into_iter().find(|pid| *pid != init).unwrap();
+    let namespace = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
+    let own = namespace(&burner.to_string()).unwrap();
+    // Many at once, and then one after the other for ever.
+    let bomb = "i=0; while :; do sleep 600 & i=$((i+1)); [ $i -lt 50 ] || sleep 0.1; done";
+    let mut bomb = Command::new("nsenter")
+        .args(["--target", &burner.to_string(), "--pid", "--"])
+        .args(["sh", "-c", bomb])
+        .spawn()
+        .unwrap();
+    let inside = || {
+        let all = fs::read_dir("/proc").unwrap().flatten();
+        let names = all.filter_map(|entry| entry.file_name().into_string().ok());
+        names
+            .filter(|pid| namespace(pid).as_ref() == Some(&own))
+            .count()
+    };
+    eventually("there are many", || inside() > 20);
+    agent.kill();
+    let took = eventually("all are gone", || inside() == 0);
+    eprintln!("gone after {took:?}");
+    assert!(took < Duration::from_secs(2), "{took:?}");
+    bomb.wait().unwrap();
 }
