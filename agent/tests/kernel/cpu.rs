@@ -15,7 +15,8 @@ use crate::support::{Subprocess, eventually, plays};
 fn a_burner_uses_what_it_was_told_and_dies_with_its_injector() {
     let container = Container::new("burn", &[("cpu.max", "50000 100000")]);
     let mut injector = Injector::applied(&container, Act::Cpu { millicores: 300 });
-    // The machine may take CPU time away: it is judged in the round that comes closest.
+    // The machine may take CPU time away, and a kernel in user mode counts that as used: it is judged
+    // in the round that comes closest, and by three in a hundred.
     let closest = (0..5).map(|_| {
         let (before, start) = (container.used(), Instant::now());
         injector.hold(Duration::from_secs(3));
@@ -26,10 +27,10 @@ fn a_burner_uses_what_it_was_told_and_dies_with_its_injector() {
     });
     let closest = closest
         .scan(false, |done, off| {
-            (!std::mem::replace(done, off <= 0.003)).then_some(off)
+            (!std::mem::replace(done, off <= 0.009)).then_some(off)
         })
         .fold(f64::INFINITY, f64::min);
-    assert!(closest <= 0.003, "{closest} cores off 0.3");
+    assert!(closest <= 0.009, "{closest} cores off 0.3");
     assert_eq!(container.others(), 1);
     injector.kill();
     let took = eventually("the burner is gone", || container.others() == 0);
