@@ -1,7 +1,6 @@
 //! The burner: a child that uses CPU time, as much as it was told, by its own measurement.
 
 use std::{
-    io::Write as _,
     thread,
     time::{Duration, Instant},
 };
@@ -10,6 +9,8 @@ use nix::{
     sys::prctl::set_timerslack,
     time::{ClockId, clock_gettime},
 };
+
+use crate::kernel::child::say;
 
 /// How often a thread looks at what it has used.
 const PERIOD: Duration = Duration::from_millis(10);
@@ -63,13 +64,7 @@ fn report() {
         let (now, used) = (Instant::now(), cpu(ClockId::CLOCK_PROCESS_CPUTIME_ID));
         let millicores =
             (used.saturating_sub(before)).as_micros() * 1000 / (now - at).as_micros().max(1);
-        let line = format!("{millicores} {}\n", used.as_millis());
-        let mut out = std::io::stdout().lock();
-        if out
-            .write_all(line.as_bytes())
-            .and_then(|()| out.flush())
-            .is_err()
-        {
+        if !say(&format!("{millicores} {}", used.as_millis())) {
             return;
         }
         (at, before, wait) = (now, used, REPORT);

@@ -3,7 +3,6 @@
 
 use std::{
     fs::{File, OpenOptions},
-    io::Write as _,
     path::PathBuf,
     thread,
     time::{Duration, Instant},
@@ -11,7 +10,10 @@ use std::{
 
 use nix::errno::Errno;
 
-use crate::kernel::space::{self, Space};
+use crate::kernel::{
+    child::say,
+    space::{self, Space},
+};
 
 /// How much is taken at once.
 const CHUNK: u64 = 64 << 20;
@@ -99,13 +101,6 @@ fn advance(file: &File, order: &Fill, taken: &mut Taken) -> Result<bool, String>
         Err(error) => return Err(format!("take {length} bytes: {error}")),
     }
     Ok(taken.chunk > 0 && taken.bytes < order.bytes)
-}
-
-/// Whether somebody may have heard it.
-fn say(line: &str) -> bool {
-    let mut out = std::io::stdout().lock();
-    let said = writeln!(out, "{line}");
-    said.and_then(|()| out.flush()).is_ok()
 }
 
 #[cfg(test)]

@@ -3,13 +3,12 @@
 
 use std::{
     fs,
-    io::Write as _,
     path::PathBuf,
     thread,
     time::{Duration, Instant},
 };
 
-use crate::kernel::{cgroup::memory, pages::Pages, proc::Proc};
+use crate::kernel::{cgroup::memory, child::say, pages::Pages, proc::Proc};
 
 /// How much is taken at once.
 pub(crate) const CHUNK: u64 = 1 << 20;
@@ -49,13 +48,7 @@ pub fn hold(hog: &Hog) {
         adjust(hog, start.elapsed(), &mut held);
         if reported.is_none_or(|at| at.elapsed() >= REPORT) {
             reported = Some(Instant::now());
-            let line = format!("{}\n", sum(&held));
-            let mut out = std::io::stdout().lock();
-            if out
-                .write_all(line.as_bytes())
-                .and_then(|()| out.flush())
-                .is_err()
-            {
+            if !say(&sum(&held).to_string()) {
                 return;
             }
         }

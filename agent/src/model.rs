@@ -360,6 +360,15 @@ impl Counts {
     /// Names of what is counted, rather than measured anew each time.
     const COUNTED: [&str; 5] = ["asked", "cpuMilliseconds", "hit", "oomKills", "signals"];
 
+    /// What a fault was measured to do, by the names of the counters.
+    #[must_use]
+    pub fn measured<const N: usize>(effect: [(&str, u64); N]) -> Self {
+        Self {
+            effect: effect.map(|(name, value)| (name.to_owned(), value)).into(),
+            ..Self::default()
+        }
+    }
+
     /// These, and what was counted before.
     #[must_use]
     pub fn after(mut self, before: &Self) -> Self {

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use thiserror::Error;
 use tokio::time::timeout;
 use windtunnel_crds::{
-    ChaosExperiment, NodeInjection,
+    ChaosExperiment, ChaosExperimentStatus, NodeInjection,
     fault::KillMethod,
     names::{FINALIZER, OPERATOR},
 };
@@ -127,21 +127,7 @@ async fn perform(
     match action {
         Action::AddFinalizer => patch_finalizer(ctx, experiment, true).await,
         Action::RemoveFinalizer => patch_finalizer(ctx, experiment, false).await,
-        Action::WriteStatus(status) => {
-            let mut written = experiment.clone();
-            written.status = Some(*status);
-            let api = experiments(ctx, experiment);
-            let name = experiment.name_any();
-            let params = params();
-            let answer = request(
-                ctx,
-                "write the status",
-                api.replace_status(&name, &params, &written),
-            )
-            .await?;
-            ctx.recent.wrote(experiment, answer);
-            Ok(())
-        }
+        Action::WriteStatus(status) => write_status(ctx, experiment, *status).await,
         Action::Create(injection) => {
             let params = params();
             request(
@@ -186,6 +172,21 @@ async fn perform(
             Ok(())
         }
     }
+}
+
+async fn write_status(
+    ctx: &Ctx,
+    experiment: &ChaosExperiment,
+    status: ChaosExperimentStatus,
+) -> Result<(), ActError> {
+    let mut written = experiment.clone();
+    written.status = Some(status);
+    let (api, name) = (experiments(ctx, experiment), experiment.name_any());
+    let params = params();
+    let call = api.replace_status(&name, &params, &written);
+    let answer = request(ctx, "write the status", call).await?;
+    ctx.recent.wrote(experiment, answer);
+    Ok(())
 }
 
 /// Puts a bound on a request, and counts it.
@@ -251,21 +252,20 @@ fn fine_if<T>(
     }
 }
 
+/// The finalizers of an experiment that are not ours.
+pub(crate) fn finalizers_of_others(experiment: &ChaosExperiment) -> Vec<&str> {
+    let all = experiment.finalizers().iter().map(String::as_str);
+    all.filter(|finalizer| *finalizer != FINALIZER).collect()
+}
+
 async fn patch_finalizer(
     ctx: &Ctx,
     experiment: &ChaosExperiment,
     wanted: bool,
 ) -> Result<(), ActError> {
-    let finalizers: Vec<&String> = experiment
-        .metadata
-        .finalizers
-        .iter()
-        .flatten()
-        .filter(|f| *f != FINALIZER)
-        .collect();
-    let mut list: Vec<Value> = finalizers.iter().map(|f| json!(f)).collect();
+    let mut list = finalizers_of_others(experiment);
     if wanted {
-        list.push(json!(FINALIZER));
+        list.push(FINALIZER);
     }
     let patch = json!({"metadata": {
         "resourceVersion": ctx.recent.version(experiment),

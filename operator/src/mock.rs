@@ -223,7 +223,7 @@ impl State {
             let generation = object["metadata"]["generation"].as_u64().unwrap_or(0);
             object["metadata"]["generation"] = json!(generation + 1);
         }
-        merge(&mut object, change);
+        json_patch::merge(&mut object, change);
         let metadata = &object["metadata"];
         let is_held = metadata["finalizers"]
             .as_array()
@@ -287,22 +287,5 @@ fn reason(code: u16) -> &'static str {
         409 => "Conflict",
         429 => "TooManyRequests",
         _ => "InternalError",
-    }
-}
-
-/// RFC 7396.
-fn merge(object: &mut Value, patch: &Value) {
-    let Value::Object(patch) = patch else {
-        *object = patch.clone();
-        return;
-    };
-    for (key, value) in patch {
-        if value.is_null() {
-            if let Some(object) = object.as_object_mut() {
-                object.remove(key);
-            }
-        } else {
-            merge(&mut object[key], value);
-        }
     }
 }

@@ -130,35 +130,33 @@ async fn read(ctx: &Ctx, needs: &Needs, observed: &mut Observed) -> Result<(), O
         let all = experiment.spec.faults.iter();
         all.filter(|f| names.contains(&f.name)).cloned().collect()
     };
-    let mut failure = Ok(());
+    let mut failure = None;
     for fault in faults(&needs.peers) {
-        match resolve_peers(ctx, user, &fault).await {
-            Ok(peers) => drop(observed.peers.insert(fault.name, peers)),
-            Err(error) => failure = failure.and(Err(error)),
+        if let Some(peers) = kept(resolve_peers(ctx, user, &fault).await, &mut failure) {
+            observed.peers.insert(fault.name, peers);
         }
     }
     for fault in faults(&needs.candidates) {
-        match matching_pods(ctx, &namespace, &fault).await {
-            Ok(pods) => drop(observed.candidates.insert(fault.name, pods)),
-            Err(error) => failure = failure.and(Err(error)),
+        if let Some(pods) = kept(matching_pods(ctx, &namespace, &fault).await, &mut failure) {
+            observed.candidates.insert(fault.name, pods);
         }
     }
     if needs.pods {
-        match pods(ctx, user).await {
-            Ok(pods) => observed.pods = Some(pods),
-            Err(error) => failure = failure.and(Err(error)),
-        }
+        observed.pods = kept(pods(ctx, user).await, &mut failure);
     }
     if needs.containers {
-        match ctx.directories.containers(user).await {
-            Ok(containers) => observed.containers = Some(containers),
-            Err(error) => failure = failure.and(Err(ObserveError::Namespace(error))),
-        }
+        let containers = ctx.directories.containers(user).await;
+        observed.containers = kept(containers.map_err(ObserveError::Namespace), &mut failure);
     }
     if needs.cluster_dns {
         observed.cluster_dns = cluster_dns(ctx).await?;
     }
-    failure
+    failure.map_or(Ok(()), Err)
+}
+
+/// What was read; that it could not be is noted, if it is the first.
+fn kept<T>(read: Result<T, ObserveError>, failure: &mut Option<ObserveError>) -> Option<T> {
+    read.map_err(|error| failure.get_or_insert(error)).ok()
 }
 
 fn reading(what: impl Into<String>) -> impl FnOnce(kube::Error) -> ObserveError {

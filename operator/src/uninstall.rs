@@ -10,10 +10,10 @@ use kube::{
 };
 use serde_json::json;
 use tokio::time::{Instant, sleep};
-use windtunnel_crds::{ChaosExperiment, NodeInjection, names::FINALIZER};
+use windtunnel_crds::{ChaosExperiment, NodeInjection};
 use windtunnel_runtime::chain;
 
-use crate::error::gone_is_fine;
+use crate::{act::finalizers_of_others, error::gone_is_fine};
 
 /// Between two looks.
 const POLL: Duration = Duration::from_millis(500);
@@ -126,11 +126,7 @@ async fn release_all(client: &Client, namespace: &str) -> Result<usize, kube::Er
     let mut held = 0;
     let all: Api<ChaosExperiment> = Api::all(client.clone());
     for experiment in all.list(&ListParams::default()).await? {
-        let others: Vec<&String> = experiment
-            .finalizers()
-            .iter()
-            .filter(|f| *f != FINALIZER)
-            .collect();
+        let others = finalizers_of_others(&experiment);
         if others.len() < experiment.finalizers().len() {
             held += 1;
             let version = experiment.resource_version();
@@ -161,6 +157,8 @@ async fn patch(
 
 #[cfg(test)]
 mod tests {
+    use windtunnel_crds::names::FINALIZER;
+
     use super::*;
     use crate::mock::{Refusal, Server, When};
 

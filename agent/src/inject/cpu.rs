@@ -109,14 +109,10 @@ impl Effect for Burn {
         if !self.read()? && self.milliseconds > 0 {
             return Err("the burner is not in the container's control group".to_owned());
         }
-        let effect = [
-            ("millicores".to_owned(), self.millicores),
-            ("cpuMilliseconds".to_owned(), self.milliseconds),
-        ];
-        Ok(Counts {
-            effect: effect.into(),
-            ..Counts::default()
-        })
+        Ok(Counts::measured([
+            ("millicores", self.millicores),
+            ("cpuMilliseconds", self.milliseconds),
+        ]))
     }
 }
 

@@ -264,14 +264,10 @@ impl Effect for Filled {
 
     fn check(&mut self) -> Result<Counts, String> {
         self.read()?;
-        let effect = [
-            ("bytes".to_owned(), self.bytes),
-            ("freeBytes".to_owned(), self.available),
-        ];
-        Ok(Counts {
-            effect: effect.into(),
-            ..Counts::default()
-        })
+        Ok(Counts::measured([
+            ("bytes", self.bytes),
+            ("freeBytes", self.available),
+        ]))
     }
 }
 

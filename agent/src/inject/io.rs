@@ -235,18 +235,11 @@ impl Effect for Calls {
 
     fn check(&mut self) -> Result<Counts, String> {
         let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
-        let effect = [
-            ("asked".to_owned(), self.asked),
-            ("hit".to_owned(), self.hit),
-            (
-                "waiting".to_owned(),
-                count(self.held.len() + self.late.len()),
-            ),
-        ];
-        Ok(Counts {
-            effect: effect.into(),
-            ..Counts::default()
-        })
+        Ok(Counts::measured([
+            ("asked", self.asked),
+            ("hit", self.hit),
+            ("waiting", count(self.held.len() + self.late.len())),
+        ]))
     }
 }
 

@@ -103,9 +103,6 @@ impl Effect for Kill {
     }
 
     fn check(&mut self) -> Result<Counts, String> {
-        Ok(Counts {
-            effect: [("signals".to_owned(), self.sent)].into(),
-            ..Counts::default()
-        })
+        Ok(Counts::measured([("signals", self.sent)]))
     }
 }

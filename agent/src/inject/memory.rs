@@ -225,14 +225,10 @@ impl Effect for Hold {
         if was_there && !self.is_there && self.child.is_some() {
             return Err("what holds the memory is not in the container's control group".to_owned());
         }
-        let effect = [
-            ("bytes".to_owned(), self.bytes),
-            ("oomKills".to_owned(), self.kills),
-        ];
-        Ok(Counts {
-            effect: effect.into(),
-            ..Counts::default()
-        })
+        Ok(Counts::measured([
+            ("bytes", self.bytes),
+            ("oomKills", self.kills),
+        ]))
     }
 }
 

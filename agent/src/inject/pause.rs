@@ -86,10 +86,7 @@ impl Effect for Pause {
     fn check(&mut self) -> Result<Counts, String> {
         let (threads, _) = self.stopped.count();
         let threads = u64::try_from(threads).unwrap_or(u64::MAX);
-        Ok(Counts {
-            effect: [("threads".to_owned(), threads)].into(),
-            ..Counts::default()
-        })
+        Ok(Counts::measured([("threads", threads)]))
     }
 }
 

@@ -100,8 +100,7 @@ impl Effect for Resets {
         let counters = self.table.counters().map_err(|e| chain(&e))?;
         Ok(Counts {
             matched: counters.sum(Role::Selected).packets,
-            effect: [("connectionsEnded".to_owned(), self.ended)].into(),
-            ..Counts::default()
+            ..Counts::measured([("connectionsEnded", self.ended)])
         })
     }
 }

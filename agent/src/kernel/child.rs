@@ -174,6 +174,14 @@ pub fn become_one() -> Result<(), ChildError> {
         .map_err(ChildError::Join)
 }
 
+/// Reports a line; whether somebody may have heard it.
+#[must_use]
+pub fn say(line: &str) -> bool {
+    let mut out = io::stdout().lock();
+    let said = writeln!(out, "{line}");
+    said.and_then(|()| out.flush()).is_ok()
+}
+
 /// Whether a process is a child of an injector, by its name.
 #[must_use]
 pub fn is_one(proc: &Proc, pid: i32) -> bool {

@@ -54,11 +54,7 @@ impl FromStr for BitRate {
     type Err = UnitError;
 
     fn from_str(text: &str) -> Result<Self, UnitError> {
-        let bits = SUFFIXES
-            .iter()
-            .find_map(|(suffix, factor)| Some((text.strip_suffix(suffix)?, *factor)))
-            .and_then(|(number, factor)| scaled(number, factor));
-        let rate = bits.and_then(|bits| Self::new(bits).ok());
+        let rate = suffixed(text).and_then(|bits| Self::new(bits).ok());
         rate.ok_or_else(|| UnitError::BitRate(text.to_owned()))
     }
 }
@@ -66,10 +62,6 @@ impl FromStr for BitRate {
 /// The bytes of a quantity as the API server writes it, rounded up; `None` for what is none.
 #[must_use]
 pub fn bytes(text: &str) -> Option<u64> {
-    let whole = SUFFIXES
-        .iter()
-        .find_map(|(suffix, factor)| Some((text.strip_suffix(suffix)?, *factor)))
-        .and_then(|(number, factor)| scaled(number, factor));
     let thousandths = || scaled(text.strip_suffix('m')?, 1).map(|n| n.div_ceil(1000));
     let power = || {
         let (number, exponent) = text.split_once(['e', 'E'])?;
@@ -83,7 +75,28 @@ pub fn bytes(text: &str) -> Option<u64> {
         };
         scaled(number, factor)
     };
-    whole.or_else(thousandths).or_else(large).or_else(power)
+    suffixed(text)
+        .or_else(thousandths)
+        .or_else(large)
+        .or_else(power)
+}
+
+/// A number with one of the suffixes, or none, rounded down.
+fn suffixed(text: &str) -> Option<u64> {
+    let (number, factor) = SUFFIXES
+        .iter()
+        .find_map(|(suffix, factor)| Some((text.strip_suffix(suffix)?, *factor)))?;
+    scaled(number, factor)
+}
+
+/// With the largest of some suffixes that leaves a whole number.
+fn shown(f: &mut fmt::Formatter<'_>, value: u64, suffixes: &[(&str, u64)]) -> fmt::Result {
+    let (suffix, factor) = suffixes
+        .iter()
+        .rev()
+        .find(|(_, factor)| value.is_multiple_of(*factor))
+        .unwrap_or(&("", 1));
+    write!(f, "{}{suffix}", value / factor)
 }
 
 /// A plain decimal number times a factor, rounded down.
@@ -100,24 +113,13 @@ fn scaled(number: &str, factor: u64) -> Option<u64> {
 
 impl fmt::Display for BitRate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (suffix, factor) = SUFFIXES[4..8]
-            .iter()
-            .rev()
-            .find(|(_, factor)| self.0.is_multiple_of(*factor))
-            .unwrap_or(&SUFFIXES[8]);
-        write!(f, "{}{suffix}", self.0 / factor)
+        shown(f, self.0, &SUFFIXES[4..8])
     }
 }
 
 impl fmt::Debug for BitRate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{self}bit/s")
-    }
-}
-
-impl Serialize for BitRate {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
     }
 }
 
@@ -141,37 +143,6 @@ impl<T: FromStr<Err = UnitError>> de::Visitor<'_> for Visitor<T> {
 
     fn visit_str<E: de::Error>(self, text: &str) -> Result<T, E> {
         text.parse().map_err(E::custom)
-    }
-}
-
-impl<'de> Deserialize<'de> for BitRate {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(Visitor(PhantomData))
-    }
-}
-
-impl JsonSchema for BitRate {
-    fn schema_name() -> Cow<'static, str> {
-        "BitRate".into()
-    }
-
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        const FORM: &str = r"^[0-9]{1,12}(\.[0-9]{1,12})?([kMGT]|[KMGT]i)?$";
-        json_schema!({
-            "x-kubernetes-int-or-string": true,
-            "maxLength": 28,
-            "x-kubernetes-validations": [{
-                "rule": format!(
-                    "string(self).matches(r'{FORM}') && !quantity(string(self)).isLessThan(quantity('8k')) \
-                     && !quantity(string(self)).isGreaterThan(quantity('1T'))"
-                ),
-                "message": "must be a rate in bit/s such as 512k, 10M or 1G, from 8k to 1T",
-            }],
-        })
     }
 }
 
@@ -221,43 +192,6 @@ impl fmt::Debug for Cores {
     }
 }
 
-impl Serialize for Cores {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
-
-impl<'de> Deserialize<'de> for Cores {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(Visitor(PhantomData))
-    }
-}
-
-impl JsonSchema for Cores {
-    fn schema_name() -> Cow<'static, str> {
-        "Cores".into()
-    }
-
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        const FORM: &str = r"^([0-9]{1,4}(\.[0-9]{1,3})?|[0-9]{1,7}m)$";
-        json_schema!({
-            "x-kubernetes-int-or-string": true,
-            "maxLength": 8,
-            "x-kubernetes-validations": [{
-                "rule": format!(
-                    "string(self).matches(r'{FORM}') && quantity(string(self)).isGreaterThan(quantity('0')) \
-                     && !quantity(string(self)).isGreaterThan(quantity('1024'))"
-                ),
-                "message": "must be a number of cores such as 500m, '1.5' or 2, from 1m to 1024",
-            }],
-        })
-    }
-}
-
 /// Fewest bytes: a megabyte.
 const LEAST_BYTES: u64 = 1 << 20;
 /// Most bytes.
@@ -279,11 +213,7 @@ impl FromStr for ByteSize {
     type Err = UnitError;
 
     fn from_str(text: &str) -> Result<Self, UnitError> {
-        let bytes = SUFFIXES
-            .iter()
-            .find_map(|(suffix, factor)| Some((text.strip_suffix(suffix)?, *factor)))
-            .and_then(|(number, factor)| scaled(number, factor));
-        bytes
+        suffixed(text)
             .filter(|bytes| (LEAST_BYTES..=MOST_BYTES).contains(bytes))
             .map(Self)
             .ok_or_else(|| UnitError::ByteSize(text.to_owned()))
@@ -292,12 +222,7 @@ impl FromStr for ByteSize {
 
 impl fmt::Display for ByteSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (suffix, factor) = SUFFIXES[..4]
-            .iter()
-            .rev()
-            .find(|(_, factor)| self.0.is_multiple_of(*factor))
-            .unwrap_or(&SUFFIXES[8]);
-        write!(f, "{}{suffix}", self.0 / factor)
+        shown(f, self.0, &SUFFIXES[..4])
     }
 }
 
@@ -307,42 +232,65 @@ impl fmt::Debug for ByteSize {
     }
 }
 
-impl Serialize for ByteSize {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
+/// A quantity in manifests: a number or a text, with its form and bounds in the schema.
+macro_rules! quantity {
+    ($type:ident, $form:literal, $longest:literal, $bounds:literal, $message:literal) => {
+        impl Serialize for $type {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $type {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                deserializer.deserialize_any(Visitor(PhantomData))
+            }
+        }
+
+        impl JsonSchema for $type {
+            fn schema_name() -> Cow<'static, str> {
+                stringify!($type).into()
+            }
+
+            fn inline_schema() -> bool {
+                true
+            }
+
+            fn json_schema(_: &mut SchemaGenerator) -> Schema {
+                json_schema!({
+                    "x-kubernetes-int-or-string": true,
+                    "maxLength": $longest,
+                    "x-kubernetes-validations": [{
+                        "rule": concat!("string(self).matches(r'", $form, "') && ", $bounds),
+                        "message": $message,
+                    }],
+                })
+            }
+        }
+    };
 }
 
-impl<'de> Deserialize<'de> for ByteSize {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(Visitor(PhantomData))
-    }
-}
-
-impl JsonSchema for ByteSize {
-    fn schema_name() -> Cow<'static, str> {
-        "ByteSize".into()
-    }
-
-    fn inline_schema() -> bool {
-        true
-    }
-
-    fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        const FORM: &str = r"^[0-9]{1,12}(\.[0-9]{1,12})?([kMGT]|[KMGT]i)?$";
-        json_schema!({
-            "x-kubernetes-int-or-string": true,
-            "maxLength": 28,
-            "x-kubernetes-validations": [{
-                "rule": format!(
-                    "string(self).matches(r'{FORM}') && !quantity(string(self)).isLessThan(quantity('1Mi')) \
-                     && !quantity(string(self)).isGreaterThan(quantity('1024Ti'))"
-                ),
-                "message": "must be a size in bytes such as 64Mi, 500M or 1.5Gi, from 1Mi to 1024Ti",
-            }],
-        })
-    }
-}
+quantity!(
+    BitRate,
+    r"^[0-9]{1,12}(\.[0-9]{1,12})?([kMGT]|[KMGT]i)?$",
+    28,
+    "!quantity(string(self)).isLessThan(quantity('8k')) && !quantity(string(self)).isGreaterThan(quantity('1T'))",
+    "must be a rate in bit/s such as 512k, 10M or 1G, from 8k to 1T"
+);
+quantity!(
+    Cores,
+    r"^([0-9]{1,4}(\.[0-9]{1,3})?|[0-9]{1,7}m)$",
+    8,
+    "quantity(string(self)).isGreaterThan(quantity('0')) && !quantity(string(self)).isGreaterThan(quantity('1024'))",
+    "must be a number of cores such as 500m, '1.5' or 2, from 1m to 1024"
+);
+quantity!(
+    ByteSize,
+    r"^[0-9]{1,12}(\.[0-9]{1,12})?([kMGT]|[KMGT]i)?$",
+    28,
+    "!quantity(string(self)).isLessThan(quantity('1Mi')) && !quantity(string(self)).isGreaterThan(quantity('1024Ti'))",
+    "must be a size in bytes such as 64Mi, 500M or 1.5Gi, from 1Mi to 1024Ti"
+);
 
 #[cfg(test)]
 mod tests {

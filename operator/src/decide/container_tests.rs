@@ -7,18 +7,11 @@ use windtunnel_crds::{
     status::Phase,
 };
 
-use super::testing::{Sim, candidate, is};
+use super::testing::{LOAD, Sim, candidate, is};
 
 #[test]
 fn a_fault_on_containers_names_them_and_follows_their_ids() {
-    let spec = "
-duration: 1m
-faults:
-- name: hot
-  target: {selector: {matchLabels: {app: x}}}
-  cpu: {load: 50}
-";
-    let mut sim = Sim::new(spec, vec![candidate("p0", "node1")]);
+    let mut sim = Sim::new(LOAD, vec![candidate("p0", "node1")]);
     sim.settle();
     let target = |sim: &Sim| sim.observed.injections[0].spec.faults[0].targets[0].clone();
     assert_eq!(target(&sim).containers[0].id, "containerd://p0");
@@ -52,18 +45,7 @@ faults:
 
 #[test]
 fn an_early_end_on_one_container_is_told_while_the_fault_goes_on_on_another() {
-    let spec = "
-duration: 1m
-faults:
-- name: hot
-  target: {selector: {matchLabels: {app: x}}}
-  cpu: {load: 50}
-";
-    let mut sim = Sim::new(spec, vec![candidate("p0", "node1")]);
-    sim.settle();
-    sim.all(I::Prepared, T::Prepared);
-    sim.all(I::Running, T::Injected);
-    assert_eq!(sim.condition(C::Injected), is("True", "ReadBack"));
+    let mut sim = Sim::in_place(LOAD, vec![candidate("p0", "node1")]);
     let now = MicroTime(sim.now);
     let status = sim.observed.injections[0].status.as_mut().unwrap();
     status.targets[0].interrupted_at = Some(now);

@@ -1,6 +1,6 @@
 //! What each node is asked to do: node injections from the experiment, its draws and its peers.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -69,6 +69,14 @@ pub(crate) fn undelivered<'a>(
         .flat_map(|fault| &fault.draw)
         .map(|pod| pod.node.as_str());
     nodes.filter(|node| !injections.iter().any(|i| i.spec.node_name == *node))
+}
+
+/// The nodes whose injection somebody has deleted before all was over. Before the start one that is
+/// missing is made again; those of a finished run are deleted by the operator.
+pub(crate) fn withdrawn(observed: &Observed, status: &ChaosExperimentStatus) -> BTreeSet<String> {
+    let is_on = status.start_time.is_some() && !status.phase.unwrap_or_default().is_terminal();
+    let missing = undelivered(&observed.experiment, status, &observed.injections);
+    missing.filter(|_| is_on).map(str::to_owned).collect()
 }
 
 /// The names of the containers of a pod that a fault is for; none for a fault on the whole pod.

@@ -344,7 +344,7 @@ pub(crate) fn cleanup(observed: &Observed, status: &mut ChaosExperimentStatus, n
         let said = condition(&status.conditions, ConditionType::Clean);
         said.is_some_and(|c| c.reason == reason)
     };
-    let is_withdrawn = is_because(WITHDRAWN) || is_withdrawn(observed, status);
+    let is_withdrawn = is_because(WITHDRAWN) || !plan::withdrawn(observed, status).is_empty();
     let is_doubted = is_because(NOT_REPORTED);
     if injections.is_empty() && !is_withdrawn {
         return;
@@ -387,17 +387,6 @@ pub(crate) fn cleanup(observed: &Observed, status: &mut ChaosExperimentStatus, n
         observed.experiment.metadata.generation,
         now,
     );
-}
-
-/// Somebody has deleted a node injection of a run that has started and is not over. Those of a
-/// finished run are deleted by the operator.
-fn is_withdrawn(observed: &Observed, status: &ChaosExperimentStatus) -> bool {
-    let is_on = status.start_time.is_some() && !status.phase.unwrap_or_default().is_terminal();
-    let (experiment, injections) = (&observed.experiment, &observed.injections);
-    is_on
-        && plan::undelivered(experiment, status, injections)
-            .next()
-            .is_some()
 }
 
 fn residue_of(injection: &NodeInjection) -> Vec<windtunnel_crds::residue::Residue> {

@@ -57,6 +57,24 @@ pub(crate) fn target(app: &str) -> Target {
     }
 }
 
+/// A delay on two pods of two nodes.
+pub(crate) const DELAY: &str = "
+duration: 1m
+faults:
+- name: slow
+  target: {selector: {matchLabels: {app: orders}}}
+  network: {delay: {latency: 100ms}}
+";
+
+/// A load on the only container of a pod.
+pub(crate) const LOAD: &str = "
+duration: 1m
+faults:
+- name: hot
+  target: {selector: {matchLabels: {app: x}}}
+  cpu: {load: 50}
+";
+
 /// Half of the pods are killed after ten seconds.
 pub(crate) const KILL_HALF: &str = "
 duration: 1m
@@ -103,6 +121,18 @@ pub(crate) fn experiment(spec: &str) -> ChaosExperiment {
 }
 
 impl Sim {
+    /// The node faults of a spec, in place on these pods.
+    pub(crate) fn in_place(spec: &str, pods: Vec<Candidate>) -> Self {
+        let mut sim = Self::new(spec, pods);
+        sim.settle();
+        sim.all(InjectionPhase::Prepared, TargetState::Prepared);
+        sim.advance(seconds(1));
+        sim.all(InjectionPhase::Running, TargetState::Injected);
+        let injected = sim.condition(ConditionType::Injected);
+        assert_eq!(injected, is("True", "ReadBack"));
+        sim
+    }
+
     pub(crate) fn new(spec: &str, pods: Vec<Candidate>) -> Self {
         let nodes = pods.iter().map(|p| (p.node.clone(), agent())).collect();
         Self {

@@ -9,25 +9,12 @@ use windtunnel_crds::{
 
 use super::{
     decide,
-    testing::{KILL_HALF, Sim, is, pods, seconds},
+    testing::{DELAY, KILL_HALF, Sim, is, pods, seconds},
 };
-
-const DELAY: &str = "
-duration: 1m
-faults:
-- name: slow
-  target: {selector: {matchLabels: {app: orders}}}
-  network: {delay: {latency: 100ms}}
-";
 
 /// A delay on two pods of two nodes, in place.
 fn running() -> Sim {
-    let mut sim = Sim::new(DELAY, pods(2));
-    sim.settle();
-    sim.all(I::Prepared, T::Prepared);
-    sim.advance(seconds(1));
-    sim.all(I::Running, T::Injected);
-    sim
+    Sim::in_place(DELAY, pods(2))
 }
 
 #[test]

@@ -8,31 +8,22 @@ use windtunnel_crds::{
 
 use super::{
     Action, Attempt, Change, Needs, decide, needs,
-    testing::{KILL_HALF, Sim, is, pods, seconds},
+    testing::{DELAY, KILL_HALF, Sim, is, pods, seconds},
 };
 
-const DELAY: &str = "
-duration: 10m
-faults:
-- name: slow
-  target: {selector: {matchLabels: {app: orders}}}
-  network: {delay: {latency: 100ms}}
-";
+/// A delay that lasts longer than any bound here.
+fn delay() -> String {
+    DELAY.replace("1m", "10m")
+}
 
 /// The spec's faults in place on two pods of two nodes.
 fn running(spec: &str) -> Sim {
-    let mut sim = Sim::new(spec, pods(2));
-    sim.settle();
-    sim.all(I::Prepared, T::Prepared);
-    sim.advance(seconds(1));
-    sim.all(I::Running, T::Injected);
-    assert_eq!(sim.condition(C::Injected), is("True", "ReadBack"));
-    sim
+    Sim::in_place(spec, pods(2))
 }
 
 #[test]
 fn a_node_injection_deleted_by_hand_is_an_end_that_nobody_can_vouch_for() {
-    let mut sim = running(DELAY);
+    let mut sim = running(&delay());
     sim.withdraw("node1");
     sim.settle();
     assert_eq!(sim.phase(), Phase::Running, "the other target goes on");
@@ -60,8 +51,9 @@ fn a_node_injection_deleted_by_hand_is_an_end_that_nobody_can_vouch_for() {
 #[test]
 fn a_lost_node_injection_does_not_undo_what_was_reported() {
     let two = format!(
-        "{DELAY}  duration: 10s\n- name: later\n  startAfter: 1m\n  target: {{selector: {{matchLabels: \
-         {{app: orders}}}}}}\n  network: {{loss: {{percent: 1}}}}\n"
+        "{}  duration: 10s\n- name: later\n  startAfter: 1m\n  target: {{selector: {{matchLabels: \
+         {{app: orders}}}}}}\n  network: {{loss: {{percent: 1}}}}\n",
+        delay()
     );
     let mut sim = running(&two);
     sim.advance(seconds(10));
@@ -87,7 +79,7 @@ fn a_lost_node_injection_does_not_undo_what_was_reported() {
 
 #[test]
 fn a_node_that_is_only_heard_of_after_the_end_learns_that_there_was_one() {
-    let mut sim = running(DELAY);
+    let mut sim = running(&delay());
     sim.observed.experiment.spec.abort = true;
     sim.settle();
     for injection in &mut sim.observed.injections {
@@ -101,7 +93,7 @@ fn a_node_that_is_only_heard_of_after_the_end_learns_that_there_was_one() {
 
 #[test]
 fn a_node_injection_that_cannot_be_made_fails_the_run_in_time_and_says_why() {
-    let mut sim = Sim::new(DELAY, pods(2));
+    let mut sim = Sim::new(&delay(), pods(2));
     sim.settle();
     sim.observed.injections.clear();
     sim.observed.trouble = Some("cannot create a node injection: no".to_owned());
@@ -128,7 +120,7 @@ fn a_node_injection_that_cannot_be_made_fails_the_run_in_time_and_says_why() {
 
 #[test]
 fn the_deadline_waits_for_no_read() {
-    let spec = DELAY.replace(
+    let spec = delay().replace(
         "{latency: 100ms}",
         "{latency: 100ms}, peers: {ports: [{port: 80}]}",
     );
@@ -145,7 +137,7 @@ fn the_deadline_waits_for_no_read() {
 
 #[test]
 fn a_pod_that_may_not_be_removed_is_asked_for_now_and_then_and_holds_up_nobody() {
-    let spec = format!("{KILL_HALF}{}", DELAY.split_once("faults:\n").unwrap().1);
+    let spec = format!("{KILL_HALF}{}", delay().split_once("faults:\n").unwrap().1);
     let mut sim = Sim::new(&spec, pods(2));
     sim.settle();
     sim.all(I::Prepared, T::Prepared);

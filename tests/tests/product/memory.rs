@@ -98,7 +98,12 @@ faults:
         run.status()?
     );
     ensure!(restarts(&space)? == 0, "the container was killed");
-    let kill = space.run("kill", &spec("{size: 1Gi, oomKill: true}"))?;
+    a_kill_is_an_effect(&space, &spec("{size: 1Gi, oomKill: true}"))
+}
+
+/// More than the limit is taken, and that the kernel kills for it is what was asked for.
+fn a_kill_is_an_effect(space: &Space<'_>, spec: &str) -> Result<()> {
+    let kill = space.run("kill", spec)?;
     let status = kill.until("a kill as an effect", SOON, |status| {
         status["faults"][0]["effect"]["oomKills"].as_i64() > Some(0)
     })?;

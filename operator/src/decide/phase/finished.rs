@@ -3,19 +3,10 @@
 use jiff::{SignedDuration, Timestamp};
 use windtunnel_crds::NodeInjection;
 
-use super::{Pass, delete, patch};
-use crate::decide::{Action, BOUNDS, Change, ending::Ending, rollup};
+use super::{Pass, delete};
+use crate::decide::{Action, BOUNDS, ending::Ending, rollup};
 
 impl Pass<'_> {
-    /// A node that was not heard of until the end is still to know that there is one.
-    fn abort_what_is_not_over(&mut self, left: &[String]) {
-        let injections = self.observed.injections.iter();
-        let open = injections.filter(|i| left.contains(&i.spec.node_name));
-        let open = open.filter(|i| !i.spec.abort && !i.spec.dry_run);
-        let actions: Vec<Action> = open.map(|i| patch(i, Change::Abort)).collect();
-        self.actions.extend(actions);
-    }
-
     pub(super) fn finished(&mut self) {
         let now = self.now;
         if !self.observed.injections.is_empty() && self.ending().0 != Ending::DryRun {
@@ -44,7 +35,8 @@ impl Pass<'_> {
         };
         // Where nothing was injected there is nothing to check again, once the node has said so.
         let left = self.nodes_left();
-        self.abort_what_is_not_over(&left);
+        // A node that was not heard of until the end is still to know that there is one.
+        self.abort_where(|i| left.contains(&i.spec.node_name) && !i.spec.dry_run);
         let told = |i: &NodeInjection| i.spec.dry_run || !left.contains(&i.spec.node_name);
         let done =
             |i: &&NodeInjection| leaving || now >= late || rechecked(i) || (!injected && told(i));

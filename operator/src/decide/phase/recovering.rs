@@ -12,7 +12,7 @@ use windtunnel_crds::{
 };
 
 use super::{Pass, patch};
-use crate::decide::{Action, BOUNDS, Change, Observed, ending::Ending, plan, rollup};
+use crate::decide::{BOUNDS, Change, ending::Ending, plan, rollup};
 
 /// How long after the deadline nodes may take to report before they are told again.
 const REPORT: SignedDuration = SignedDuration::from_secs(2);
@@ -30,9 +30,7 @@ impl Pass<'_> {
         let (ending, message) = self.ending();
         let ended = self.status.end_time.as_ref().map_or(self.now, |t| t.0);
         if ending != Ending::DeadlineReached || self.now >= ended + REPORT {
-            let bound = self.observed.injections.iter().filter(|i| !i.spec.abort);
-            let actions: Vec<Action> = bound.map(|i| patch(i, Change::Abort)).collect();
-            self.actions.extend(actions);
+            self.abort_where(|_| true);
         } else {
             self.wake(ended + REPORT);
         }
@@ -41,7 +39,7 @@ impl Pass<'_> {
         } else {
             self.nothing_started();
         }
-        let left = self.nodes_left();
+        let left = Vec::from_iter(self.nodes_left());
         let give_up = self.give_up_at(ended);
         if left.is_empty() || self.now >= give_up {
             if !left.is_empty() {
@@ -55,6 +53,13 @@ impl Pass<'_> {
         );
         rollup::summarize(&mut self.status);
         self.wake(give_up);
+    }
+
+    /// Tells the nodes of these injections that the run is over, unless they know.
+    pub(super) fn abort_where(&mut self, is_meant: impl Fn(&NodeInjection) -> bool) {
+        let injections = self.observed.injections.iter();
+        let open = injections.filter(|i| !i.spec.abort && is_meant(i));
+        self.actions.extend(open.map(|i| patch(i, Change::Abort)));
     }
 
     /// Nothing was injected: says so, and whether the nodes are clean.
@@ -88,7 +93,7 @@ impl Pass<'_> {
             "{} did not report within the bound; by the bounds of its agent and kernel nothing is in place there, but nobody has looked",
             nodes.join(", ")
         );
-        let reason = if self.nodes_lost().is_empty() {
+        let reason = if plan::withdrawn(self.observed, &self.status).is_empty() {
             rollup::NOT_REPORTED
         } else {
             rollup::WITHDRAWN
@@ -102,7 +107,7 @@ impl Pass<'_> {
 
     /// Nodes whose injection is not known to be over and checked, and those that had something to
     /// do and whose injection somebody has deleted.
-    pub(super) fn nodes_left(&self) -> Vec<String> {
+    pub(super) fn nodes_left(&self) -> BTreeSet<String> {
         let over = |i: &&NodeInjection| {
             i.status.as_ref().is_some_and(|s| match s.phase {
                 InjectionPhase::Recovered | InjectionPhase::Refused => {
@@ -113,23 +118,7 @@ impl Pass<'_> {
         };
         let open = self.observed.injections.iter().filter(|i| !over(i));
         let open = open.map(|i| i.spec.node_name.clone());
-        let nodes: BTreeSet<String> = open.chain(self.nodes_lost()).collect();
-        nodes.into_iter().collect()
-    }
-
-    /// Nodes whose injection somebody has deleted before all was over.
-    pub(super) fn nodes_lost(&self) -> Vec<String> {
-        // Before the start a node injection that is missing is made again.
-        if self.status.start_time.is_none() {
-            return Vec::new();
-        }
-        let Observed {
-            experiment,
-            injections,
-            ..
-        } = self.observed;
-        let lost = plan::undelivered(experiment, &self.status, injections);
-        let lost: BTreeSet<String> = lost.map(str::to_owned).collect();
-        lost.into_iter().collect()
+        let lost = plan::withdrawn(self.observed, &self.status);
+        open.chain(lost).collect()
     }
 }

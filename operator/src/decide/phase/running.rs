@@ -43,7 +43,7 @@ impl Pass<'_> {
                 return self.end(Ending::WindowsClosed, message);
             }
             // Nobody can report for a node injection that is gone: its bound is waited for.
-            if self.nodes_left() == self.nodes_lost() {
+            if self.nodes_left() == plan::withdrawn(self.observed, &self.status) {
                 return self.recover(Ending::WindowsClosed, message);
             }
         }
