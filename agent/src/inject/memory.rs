@@ -111,6 +111,8 @@ struct Hold {
     kills_at_start: u64,
     again: Instant,
     is_there: bool,
+    /// So many looks in a row have not found it in its control group any more.
+    astray: Option<u32>,
 }
 
 pub(super) fn apply(container: &ContainerEntry, act: MemoryAct) -> Result<Box<dyn Effect>, String> {
@@ -130,6 +132,7 @@ impl Hold {
             kills_at_start: 0,
             again: Instant::now(),
             is_there: false,
+            astray: None,
         })
     }
 
@@ -154,7 +157,7 @@ impl Hold {
             self.taken = line.trim().parse().unwrap_or(self.taken);
         }
         if let Some(status) = child.ended() {
-            (self.child, self.taken, self.bytes) = (None, 0, 0);
+            (self.child, self.taken, self.bytes, self.astray) = (None, 0, 0, None);
             // The kernel counts before it kills.
             self.count();
             self.again = Instant::now() + AGAIN;
@@ -166,6 +169,11 @@ impl Hold {
         }
         let pids = cgroup::pids(&self.group).map_err(|e| chain(&e))?;
         self.is_there = pids.contains(&child.pid());
+        self.astray = if self.is_there {
+            Some(0)
+        } else {
+            self.astray.map(|looks| looks + 1)
+        };
         // What has been taken and is still in memory, by the kernel's own account.
         let resident = Proc::default().anonymous(child.pid());
         self.bytes = self.taken.min(resident.unwrap_or_default());
@@ -220,9 +228,9 @@ impl Effect for Hold {
     }
 
     fn check(&mut self) -> Result<Counts, String> {
-        let was_there = self.is_there;
         self.read()?;
-        if was_there && !self.is_there && self.child.is_some() {
+        // One that is being killed has left its group a moment before it can be waited for.
+        if self.astray > Some(1) && self.child.is_some() {
             return Err("what holds the memory is not in the container's control group".to_owned());
         }
         Ok(Counts::measured([
