@@ -111,8 +111,6 @@ struct Hold {
     kills_at_start: u64,
     again: Instant,
     is_there: bool,
-    /// So many looks in a row have not found it in its control group any more.
-    astray: Option<u32>,
 }
 
 pub(super) fn apply(container: &ContainerEntry, act: MemoryAct) -> Result<Box<dyn Effect>, String> {
@@ -132,7 +130,6 @@ impl Hold {
             kills_at_start: 0,
             again: Instant::now(),
             is_there: false,
-            astray: None,
         })
     }
 
@@ -157,7 +154,7 @@ impl Hold {
             self.taken = line.trim().parse().unwrap_or(self.taken);
         }
         if let Some(status) = child.ended() {
-            (self.child, self.taken, self.bytes, self.astray) = (None, 0, 0, None);
+            (self.child, self.taken, self.bytes) = (None, 0, 0);
             // The kernel counts before it kills.
             self.count();
             self.again = Instant::now() + AGAIN;
@@ -169,11 +166,6 @@ impl Hold {
         }
         let pids = cgroup::pids(&self.group).map_err(|e| chain(&e))?;
         self.is_there = pids.contains(&child.pid());
-        self.astray = if self.is_there {
-            Some(0)
-        } else {
-            self.astray.map(|looks| looks + 1)
-        };
         // What has been taken and is still in memory, by the kernel's own account.
         let resident = Proc::default().anonymous(child.pid());
         self.bytes = self.taken.min(resident.unwrap_or_default());
@@ -228,9 +220,12 @@ impl Effect for Hold {
     }
 
     fn check(&mut self) -> Result<Counts, String> {
+        let was_there = self.is_there;
         self.read()?;
-        // One that is being killed has left its group a moment before it can be waited for.
-        if self.astray > Some(1) && self.child.is_some() {
+        let strayed = was_there && !self.is_there;
+        // One that is being killed is in no group any more; its end is read when it is over.
+        let is_at_work = |child: &Child| !Proc::default().is_exiting(child.pid());
+        if strayed && self.child.as_ref().is_some_and(is_at_work) {
             return Err("what holds the memory is not in the container's control group".to_owned());
         }
         Ok(Counts::measured([

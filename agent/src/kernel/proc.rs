@@ -69,8 +69,12 @@ pub struct ProcessId {
 struct Stat {
     state: char,
     parent: i32,
+    flags: u32,
     start_time: u64,
 }
+
+/// `PF_EXITING` of the kernel's `include/linux/sched.h`: set before anything is given up.
+const EXITING: u32 = 4;
 
 /// A `/proc`, by default the real one.
 #[derive(Debug, Clone)]
@@ -139,6 +143,14 @@ impl Proc {
     #[must_use]
     pub fn parent(&self, pid: i32) -> Option<i32> {
         self.stat(pid).ok().flatten().map(|stat| stat.parent)
+    }
+
+    /// Whether a process is on its way out, or gone. Before it can be waited for it frees its memory,
+    /// which takes a while, and is in no list of a control group any more.
+    #[must_use]
+    pub fn is_exiting(&self, pid: i32) -> bool {
+        let stat = self.stat(pid).ok().flatten();
+        stat.is_none_or(|stat| stat.flags & EXITING != 0)
     }
 
     /// The arguments that a process was started with; none if it is gone or cannot be read.
@@ -328,8 +340,9 @@ fn parse_stat(text: &str) -> Option<Stat> {
     Some(Stat {
         state: fields.next()?.chars().next()?,
         parent: fields.next()?.parse().ok()?,
-        // Field 22 of the file; the parent is field 4.
-        start_time: fields.nth(22 - 4 - 1)?.parse().ok()?,
+        // The parent is field 4 of the file.
+        flags: fields.nth(9 - 4 - 1)?.parse().ok()?,
+        start_time: fields.nth(22 - 9 - 1)?.parse().ok()?,
     })
 }
 
@@ -395,6 +408,19 @@ mod tests {
             let stat = parse_stat(&stat_line(comm, 'R', 777)).unwrap();
             assert_eq!((stat.state, stat.start_time), ('R', 777), "{comm:?}");
         }
+    }
+
+    #[test]
+    fn a_process_on_its_way_out_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("42")).unwrap();
+        let proc = Proc::new(dir.path());
+        for (flags, is_exiting) in [(0, false), (0x40_0100, false), (0x40_0104, true)] {
+            let line = format!("42 (hog) R 1 1 1 0 -1 {flags}{} 7 0\n", " 0".repeat(12));
+            fs::write(dir.path().join("42/stat"), line).unwrap();
+            assert_eq!(proc.is_exiting(42), is_exiting, "{flags:#x}");
+        }
+        assert!(proc.is_exiting(43), "one that is gone");
     }
 
     #[test]
