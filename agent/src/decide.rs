@@ -21,6 +21,7 @@ mod combine;
 mod lifecycle;
 #[cfg(test)]
 mod lost;
+mod overlap;
 mod prepare;
 mod report;
 #[cfg(test)]

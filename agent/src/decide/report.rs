@@ -8,7 +8,7 @@ use windtunnel_crds::{
     injection::{Audit, InjectionPhase, NodeFault, NodeTarget, TargetState, TargetStatus},
 };
 
-use super::{Decision, HOLD, Now, Observed, Preparation, Step, combine, keys};
+use super::{Decision, HOLD, Now, Observed, Preparation, Step, combine, keys, overlap};
 use crate::model::{Counts, Ended, Entry, Key, State};
 
 /// The reason of a target that was not injected before its run was ended.
@@ -230,7 +230,8 @@ fn without_entry(o: &Observed, injection: &NodeInjection, base: TargetStatus) ->
 
 fn from_entry(o: &Observed, entry: &Entry, base: TargetStatus) -> TargetStatus {
     let live = o.live.get(&entry.key);
-    let note = live.map(|l| l.note.clone()).unwrap_or_default();
+    let note = live.map(|l| l.note.clone()).filter(|note| !note.is_empty());
+    let notes: Vec<String> = note.into_iter().chain(overlap::told(o, entry)).collect();
     let counts = live.map(|l| l.counts.clone()).unwrap_or_default();
     let counts = counts.after(&entry.counts_before);
     match &entry.state {
@@ -253,7 +254,7 @@ fn from_entry(o: &Observed, entry: &Entry, base: TargetStatus) -> TargetStatus {
         },
         State::Injected { .. } => TargetStatus {
             state: TargetState::Injected,
-            message: note,
+            message: notes.join("; "),
             injected_at: entry.injected_at().map(MicroTime),
             ..counted(entry, counts, base)
         },
