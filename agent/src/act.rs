@@ -11,7 +11,7 @@ use windtunnel_runtime::chain;
 
 use crate::{
     audit,
-    decide::{Decision, Kill, Now, Step},
+    decide::{Decision, Kill, Now, Step, Unwritten},
     impair,
     journal::JournalError,
     kernel::{
@@ -19,7 +19,7 @@ use crate::{
         nft::{Device, Table},
         proc::ProcError,
     },
-    model::{Entry, Key, NetworkEntry, Objects, State},
+    model::{Ended, Entry, Key, NetworkEntry, Objects, State},
     node::Node,
     prepare,
     supervisor::SupervisorError,
@@ -97,15 +97,18 @@ fn perform(
             prepare::prepare(node, &injection, now);
             Ok(())
         }
-        Step::Open { key, window } => write(node, &key, |entry| entry.window = Some(window)),
+        Step::Open { key, window } => {
+            note(node, &key, |entry| entry.window = Some(window));
+            Ok(())
+        }
         Step::Inject { key, table } => inject(node, &key, table, now),
         Step::Await { key } => {
             let live = node.supervisor.live();
             let known = live.get(&key).map(|l| (l.applied_at, l.counts.clone()));
             let (applied_at, counts) = known.unwrap_or_default();
-            write(node, &key, |entry| {
+            note(node, &key, |entry| {
                 entry.outlive(applied_at, counts, now.boot);
-            })?;
+            });
             node.supervisor.forget(&key);
             Ok(())
         }
@@ -113,27 +116,26 @@ fn perform(
             prepare::follow(node, &key, &id);
             Ok(())
         }
-        Step::Confirm { key, at } => write(node, &key, |entry| {
-            if let Some(injector) = entry.injector() {
-                entry.state = State::Injected { injector, at };
-            }
-        }),
+        Step::Confirm { key, at } => {
+            note(node, &key, |entry| {
+                if let Some(injector) = entry.injector() {
+                    entry.state = State::Injected { injector, at };
+                }
+            });
+            Ok(())
+        }
         Step::Update { key, table } => Ok(node.supervisor.update(&key, table)?),
         Step::Kill { key, why } => kill(node, key, why, now),
         Step::End { key, ended } => {
-            node.metrics.count_end(&ended);
-            if let Some(killed_at) = node.killed_at.remove(&key) {
-                let took = now.boot.saturating_sub(killed_at);
-                node.metrics.revert_seconds.observe(took.as_secs_f64());
-            }
-            write(node, &key, |entry| entry.state = State::Ended(*ended))?;
-            node.supervisor.forget(&key);
-            node.kills.remove(&key);
+            end(node, &key, *ended, now);
             Ok(())
         }
         Step::Clean { key } => clean(node, &key, now),
         Step::Recheck { key } => check(node, &key, now, |ended, at| ended.rechecked = Some(at)),
-        Step::Forget { key } => Ok(node.journal.forget(&key)?),
+        Step::Forget { key } => {
+            node.journal.forget(&key);
+            Ok(())
+        }
         Step::Report {
             injection,
             name,
@@ -152,14 +154,24 @@ fn perform(
     }
 }
 
-/// Writes an entry down, changed.
-fn write(node: &mut Node, key: &Key, change: impl FnOnce(&mut Entry)) -> Result<(), ActError> {
+/// Notes what has become of an entry.
+fn note(node: &mut Node, key: &Key, change: impl FnOnce(&mut Entry)) {
     if let Some(entry) = node.journal.entries().get(key) {
         let mut entry = entry.clone();
         change(&mut entry);
-        node.journal.write(entry)?;
+        node.journal.note(entry);
     }
-    Ok(())
+}
+
+fn end(node: &mut Node, key: &Key, ended: Ended, now: Now) {
+    node.metrics.count_end(&ended);
+    if let Some(killed_at) = node.killed_at.remove(key) {
+        let took = now.boot.saturating_sub(killed_at);
+        node.metrics.revert_seconds.observe(took.as_secs_f64());
+    }
+    note(node, key, |entry| entry.state = State::Ended(ended));
+    node.supervisor.forget(key);
+    node.kills.remove(key);
 }
 
 /// The injector is written down before it is given its order: whatever has an effect is known to
@@ -182,6 +194,8 @@ fn inject(node: &mut Node, key: &Key, table: Option<Table>, now: Now) -> Result<
         deadline: window.end,
         task,
     };
+    // Written as it stands: nothing is started that could not be written down.
+    write(node, entry.clone(), now)?;
     let injector = match node.supervisor.start(key.clone(), order, now.boot) {
         Ok(injector) => injector,
         Err(error) => {
@@ -190,14 +204,26 @@ fn inject(node: &mut Node, key: &Key, table: Option<Table>, now: Now) -> Result<
             return Err(error.into());
         }
     };
-    let written = write(node, key, |entry| {
-        entry.state = State::Injecting { injector };
-    });
-    if written.is_err() {
+    let state = State::Injecting { injector };
+    if let Err(error) = write(node, Entry { state, ..entry }, now) {
         node.supervisor.discard(key)?;
+        return Err(error);
     }
-    written?;
+    node.unwritten.remove(key);
     Ok(node.supervisor.order(key)?)
+}
+
+/// Writes an entry of a fault down that is to be injected; remembers since when that fails.
+fn write(node: &mut Node, entry: Entry, now: Now) -> Result<(), ActError> {
+    let key = entry.key.clone();
+    node.journal.write(entry).map_err(|error| {
+        let unwritten = node.unwritten.entry(key).or_insert(Unwritten {
+            since: now.boot,
+            message: String::new(),
+        });
+        unwritten.message = chain(&error);
+        error.into()
+    })
 }
 
 /// What the injector of a network fault is to do; `None` where nobody is left in the namespace.
@@ -293,7 +319,7 @@ fn check(
     node: &mut Node,
     key: &Key,
     now: Now,
-    done: impl FnOnce(&mut crate::model::Ended, Timestamp),
+    done: impl FnOnce(&mut Ended, Timestamp),
 ) -> Result<(), ActError> {
     let Some(entry) = node.journal.entries().get(key).cloned() else {
         return Ok(());
@@ -305,11 +331,84 @@ fn check(
         .iter()
         .any(|r| r.kind == ResidueKind::Process)
         .then_some(ReclaimedBy::Agent);
-    write(node, key, |entry| {
+    note(node, key, |entry| {
         if let State::Ended(ended) = &mut entry.state {
             ended.residue = audit::merge(std::mem::take(&mut ended.residue), found);
             ended.reclaimed_by = ended.reclaimed_by.or(by);
             done(ended, now.wall);
         }
-    })
+    });
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, time::Duration};
+
+    use super::*;
+    use crate::{
+        kernel::proc::Proc, metrics::Metrics, model::Window, node::Settings,
+        supervisor::Supervisor, targets::Places, testing::container_entry,
+    };
+
+    /// A node whose injectors cannot be started, which is remembered.
+    fn node(journal: &std::path::Path) -> Node {
+        let settings = Settings {
+            places: Places {
+                proc: Proc::default(),
+                cgroups: "/nowhere".into(),
+                pod_logs: "/nowhere".into(),
+            },
+            grace: Duration::from_secs(30),
+            fill_node_disk: false,
+        };
+        let node = Node::new(settings, journal, Metrics::new().0).unwrap();
+        node.with_supervisor(Supervisor::new("/nowhere"))
+    }
+
+    #[test]
+    fn nothing_is_started_that_cannot_be_written_down() {
+        let directory = tempfile::tempdir().unwrap();
+        let journal = directory.path().join("journal");
+        let mut node = node(&journal);
+        let mut entry = container_entry("a");
+        let window = Window {
+            begin: Duration::ZERO,
+            end: Duration::from_mins(1),
+        };
+        entry.window = Some(window);
+        let key = entry.key.clone();
+        node.journal.write(entry).unwrap();
+        let mut inject = |boot| {
+            let steps = vec![Step::Inject {
+                key: key.clone(),
+                table: None,
+            }];
+            let decision = Decision {
+                steps,
+                wake_at: None,
+            };
+            let now = Now {
+                boot: Duration::from_secs(boot),
+                wall: Timestamp::UNIX_EPOCH,
+            };
+            assert!(act(&mut node, decision, || now).has_failed);
+            let observed = node.observe(now.boot);
+            assert_eq!(observed.entries[&key].state, State::Prepared);
+            observed
+        };
+        let away = directory.path().join("away");
+        fs::rename(&journal, &away).unwrap();
+        for boot in [1, 2] {
+            let observed = inject(boot);
+            assert_eq!(observed.unstarted, [].into(), "nothing was tried");
+            let held_up = &observed.unwritten[&key];
+            assert_eq!(held_up.since, Duration::from_secs(1));
+            let why = "No such file or directory";
+            assert!(held_up.message.contains(why), "{held_up:?}");
+        }
+        fs::rename(&away, &journal).unwrap();
+        let observed = inject(3);
+        assert!(observed.unstarted.contains_key(&key), "it is tried");
+    }
 }

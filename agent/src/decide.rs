@@ -30,8 +30,10 @@ mod restarts;
 mod testing;
 #[cfg(test)]
 mod tests;
+mod window;
 
-/// How late after the start of a run a node may learn of it and still inject.
+/// How late after the start of a run a node may learn of it and still inject; and how long a journal
+/// that cannot be written may hold a fault up.
 pub const LATE: Duration = Duration::from_secs(3);
 /// How long after Prepared a start is waited for.
 pub const WAIT: Duration = Duration::from_mins(1);
@@ -73,6 +75,8 @@ pub struct Observed {
     pub kills: BTreeMap<Key, Kill>,
     /// Why an injector could not be started.
     pub unstarted: BTreeMap<Key, String>,
+    /// Faults that are due and cannot be written down.
+    pub unwritten: BTreeMap<Key, Unwritten>,
     /// Targets whose pod has had no process for [`DESERTED`].
     pub deserted: Vec<Key>,
     /// What Prepare found, by uid of the injection.
@@ -92,6 +96,15 @@ pub struct Preparation {
     pub generation: Option<i64>,
     /// Targets that cannot be injected or are gone; for a dry run, all targets.
     pub verdicts: Vec<TargetStatus>,
+}
+
+/// A fault that is due and cannot be written down, so that it must not be injected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unwritten {
+    /// Since when, on the boot clock.
+    pub since: Duration,
+    /// Why.
+    pub message: String,
 }
 
 /// What the operator was last told of an injection.

@@ -3,10 +3,14 @@
 //! One file an entry, replaced atomically and synced. It lies on a tmpfs, so that it is gone when
 //! the kernel state that it speaks of is. A file that cannot be read is set aside, and reported;
 //! it never stops the rest.
+//!
+//! What is to be done is written before it is done, and not done where it cannot be written. What
+//! has happened is known at once and written as soon as that is possible: until then the next agent
+//! would look for more than there is, never for less.
 
 use std::{
     cmp::Reverse,
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs::{self, File, OpenOptions},
     io::{self, Write as _},
     path::{Path, PathBuf},
@@ -15,9 +19,12 @@ use std::{
 use nix::fcntl::{Flock, FlockArg};
 use thiserror::Error;
 use windtunnel_crds::names::hash;
+use windtunnel_runtime::chain;
 
 use crate::model::{Entry, FORMAT, Key};
 
+/// The reason of a fault that is not injected because it cannot be written down.
+pub const UNWRITABLE: &str = "JournalUnwritable";
 /// Most entries; a node has at most some hundred pods, each with a few faults.
 const MAX_ENTRIES: usize = 4096;
 /// Most files that are kept of those set aside; the newest.
@@ -58,6 +65,8 @@ pub enum JournalError {
 pub struct Journal {
     directory: PathBuf,
     entries: BTreeMap<Key, Entry>,
+    /// Entries whose files are behind them.
+    unsaved: BTreeSet<Key>,
     _lock: Flock<File>,
 }
 
@@ -91,6 +100,7 @@ impl Journal {
         let mut journal = Self {
             directory: directory.to_owned(),
             entries: BTreeMap::new(),
+            unsaved: BTreeSet::new(),
             _lock: lock,
         };
         journal.read(&aside)?;
@@ -104,7 +114,7 @@ impl Journal {
         &self.entries
     }
 
-    /// Writes an entry down; when this returns it survives the agent.
+    /// Writes an entry down; when this returns it survives the agent. For what is about to be done.
     ///
     /// # Errors
     /// Where it cannot be written; the entry is then as it was.
@@ -112,7 +122,52 @@ impl Journal {
         if !self.entries.contains_key(&entry.key) && self.entries.len() >= MAX_ENTRIES {
             return Err(JournalError::Full);
         }
-        let text = serde_json::to_vec(&entry).map_err(JournalError::Encode)?;
+        self.save(&entry)?;
+        self.unsaved.remove(&entry.key);
+        self.entries.insert(entry.key.clone(), entry);
+        Ok(())
+    }
+
+    /// Takes note of what has happened; it is written down now, or as soon as it can be.
+    pub fn note(&mut self, entry: Entry) {
+        let key = entry.key.clone();
+        self.entries.insert(key.clone(), entry);
+        self.settle(key);
+    }
+
+    /// Forgets an entry; its file goes now, or as soon as it can.
+    pub fn forget(&mut self, key: &Key) {
+        self.entries.remove(key);
+        self.settle(key.clone());
+    }
+
+    /// Writes down what could not be until now.
+    pub fn flush(&mut self) {
+        for key in self.unsaved.clone() {
+            self.settle(key);
+        }
+    }
+
+    /// Brings the file of an entry up to it; what cannot be is tried again.
+    fn settle(&mut self, key: Key) {
+        let settled = match self.entries.get(&key) {
+            Some(entry) => self.save(entry),
+            None => self.remove(&key),
+        };
+        match settled {
+            Ok(()) => drop(self.unsaved.remove(&key)),
+            Err(error) => {
+                let error = chain(&error);
+                if self.unsaved.insert(key) {
+                    tracing::warn!(error, "the journal falls behind");
+                }
+            }
+        }
+    }
+
+    /// Writes the file of an entry.
+    fn save(&self, entry: &Entry) -> Result<(), JournalError> {
+        let text = serde_json::to_vec(entry).map_err(JournalError::Encode)?;
         if text.len() as u64 > MAX_SIZE {
             return Err(JournalError::TooLarge(text.len()));
         }
@@ -130,24 +185,17 @@ impl Journal {
             let _ = fs::remove_file(&new);
             return Err(failed("write", &path, source));
         }
-        self.entries.insert(entry.key.clone(), entry);
         Ok(())
     }
 
-    /// Forgets an entry.
-    ///
-    /// # Errors
-    /// Where its file cannot be removed; the entry stays.
-    pub fn forget(&mut self, key: &Key) -> Result<(), JournalError> {
+    /// Removes the file of an entry.
+    fn remove(&self, key: &Key) -> Result<(), JournalError> {
         let path = self.path(key);
         match fs::remove_file(&path) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => {
                 Err(failed("remove", &path, source))
             }
-            _ => {
-                self.entries.remove(key);
-                Ok(())
-            }
+            _ => Ok(()),
         }
     }
 
@@ -239,8 +287,10 @@ fn failed(operation: &'static str, path: &Path, source: io::Error) -> JournalErr
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
-    use crate::testing::entry;
+    use crate::{model::Window, testing::entry};
 
     #[test]
     fn what_was_written_is_read_by_the_next_agent() {
@@ -249,8 +299,8 @@ mod tests {
         assert!(aside.is_empty());
         journal.write(entry("a")).unwrap();
         journal.write(entry("b")).unwrap();
-        journal.forget(&entry("a").key).unwrap();
-        journal.forget(&entry("a").key).unwrap();
+        journal.forget(&entry("a").key);
+        journal.forget(&entry("a").key);
         drop(journal);
         let (journal, aside) = Journal::open(dir.path()).unwrap();
         assert!(aside.is_empty());
@@ -347,5 +397,43 @@ mod tests {
             Err(JournalError::Io { .. })
         ));
         assert_eq!(journal.entries().len(), 1);
+    }
+
+    #[test]
+    fn what_has_happened_is_known_at_once_and_written_when_it_can_be() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut journal, _) = Journal::open(dir.path()).unwrap();
+        let window = |end| {
+            let window = Window {
+                begin: Duration::ZERO,
+                end: Duration::from_secs(end),
+            };
+            Entry {
+                window: Some(window),
+                ..entry("a")
+            }
+        };
+        for pod in ["a", "b"] {
+            journal.write(entry(pod)).unwrap();
+        }
+        // A file is in the directory's place for a while.
+        let (there, away) = (dir.path(), dir.path().with_extension("away"));
+        fs::rename(there, &away).unwrap();
+        fs::write(there, "").unwrap();
+        journal.note(window(1));
+        journal.note(window(2));
+        journal.forget(&entry("b").key);
+        let known: Vec<_> = journal.entries().values().cloned().collect();
+        assert_eq!(known, [window(2)]);
+        journal.flush();
+        fs::remove_file(there).unwrap();
+        fs::rename(&away, there).unwrap();
+        journal.flush();
+        let next = |journal| {
+            drop::<Journal>(journal);
+            let (journal, _) = Journal::open(dir.path()).unwrap();
+            journal.entries().values().cloned().collect::<Vec<_>>()
+        };
+        assert_eq!(next(journal), [window(2)]);
     }
 }

@@ -17,7 +17,7 @@ use windtunnel_crds::{
 };
 
 use crate::{
-    decide::{Kill, Observed, Preparation, Reported},
+    decide::{Kill, Observed, Preparation, Reported, Unwritten},
     journal::{Journal, JournalError, SetAside},
     kernel::{
         link::{LinkError, RouteSocket},
@@ -71,6 +71,8 @@ pub struct Node {
     pub(crate) kills: BTreeMap<Key, Kill>,
     /// Why injectors could not be started.
     pub(crate) unstarted: BTreeMap<Key, String>,
+    /// Faults that are due and cannot be written down.
+    pub(crate) unwritten: BTreeMap<Key, Unwritten>,
     pub(crate) preparations: BTreeMap<String, Preparation>,
     pub(crate) reports: BTreeMap<String, Reported>,
     pub(crate) set_aside: Vec<SetAside>,
@@ -109,6 +111,7 @@ impl Node {
             known: Known::default(),
             kills: BTreeMap::new(),
             unstarted: BTreeMap::new(),
+            unwritten: BTreeMap::new(),
             preparations: BTreeMap::new(),
             reports: BTreeMap::new(),
             set_aside,
@@ -146,12 +149,20 @@ impl Node {
         }
     }
 
-    /// Looks at what changes by itself: the node's addresses, and whether targets still live.
+    /// The node with other injectors than this very program.
+    #[must_use]
+    pub fn with_supervisor(self, supervisor: Supervisor) -> Self {
+        Self { supervisor, ..self }
+    }
+
+    /// Looks at what changes by itself: the node's addresses, whether targets still live, and
+    /// whether the journal takes what it could not.
     pub fn look(&mut self, now: Duration) {
         if self.looked_at.is_some_and(|at| now < at + LOOK) {
             return;
         }
         self.looked_at = Some(now);
+        self.journal.flush();
         let live = self
             .journal
             .entries()
@@ -208,6 +219,7 @@ impl Node {
             live: self.supervisor.live(),
             kills: self.kills.clone(),
             unstarted: self.unstarted.clone(),
+            unwritten: self.unwritten.clone(),
             deserted: self
                 .deserted
                 .iter()
@@ -233,6 +245,7 @@ impl Node {
         let is_open = |key: &Key| entries.get(key).is_some_and(|e| e.ended().is_none());
         self.kills.retain(|key, _| is_open(key));
         self.unstarted.retain(|key, _| is_open(key));
+        self.unwritten.retain(|key, _| is_open(key));
     }
 
     /// What is left of ended faults, and what cannot be read of the journal.

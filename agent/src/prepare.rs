@@ -15,6 +15,7 @@ use crate::{
     act,
     decide::{Now, Preparation, keys, node_refusal},
     impair::{self, ImpairError},
+    journal::UNWRITABLE,
     kernel::{link::RouteSocket, netns::NetNs},
     model::{Counts, Entry, FORMAT, Key, NetworkEntry, Objects, State},
     network,
@@ -347,7 +348,7 @@ fn rehearse(
 fn build(node: &mut Node, mut entry: Entry, netns: &NetNs) -> Result<(), Refusal> {
     node.journal
         .write(entry.clone())
-        .map_err(|e| ("JournalUnwritable", chain(&e)))?;
+        .map_err(|e| (UNWRITABLE, chain(&e)))?;
     let key = entry.key.clone();
     let Objects::Network(network) = &mut entry.objects else {
         return Ok(());
@@ -356,7 +357,7 @@ fn build(node: &mut Node, mut entry: Entry, netns: &NetNs) -> Result<(), Refusal
     let noted = built.and_then(|()| {
         node.journal
             .write(entry.clone())
-            .map_err(|e| ("JournalUnwritable", chain(&e)))
+            .map_err(|e| (UNWRITABLE, chain(&e)))
     });
     if noted.is_err() {
         withdraw(node, &key, netns);
@@ -372,11 +373,7 @@ fn withdraw(node: &mut Node, key: &Key, netns: &NetNs) {
     };
     let detours = entry.network().map_or(&[][..], |n| &n.detours);
     match impair::remove(netns, detours, true) {
-        Ok(_) => {
-            if let Err(error) = node.journal.forget(key) {
-                tracing::warn!(error = chain(&error), "cannot forget a journal entry");
-            }
-        }
+        Ok(_) => node.journal.forget(key),
         Err(error) => tracing::warn!(error = chain(&error), "cannot remove an impairment"),
     }
 }
@@ -398,11 +395,7 @@ fn release(node: &mut Node, uid: &str) {
 pub(crate) fn undo(node: &mut Node, entry: &Entry) {
     match act::netns(node, entry) {
         Ok(Some(netns)) => withdraw(node, &entry.key, &netns),
-        Ok(None) => {
-            if let Err(error) = node.journal.forget(&entry.key) {
-                tracing::warn!(error = chain(&error), "cannot forget a journal entry");
-            }
-        }
+        Ok(None) => node.journal.forget(&entry.key),
         Err(error) => tracing::warn!(error = chain(&error), "cannot look for a target"),
     }
 }

@@ -51,7 +51,8 @@ fn end(node: &mut Node, mut entry: Entry, now: Now) -> Result<(), ActError> {
         _ => false,
     };
     entry.state = State::Ended(outlived(&entry, &node.boot_id, killed, now));
-    Ok(node.journal.write(entry)?)
+    node.journal.note(entry);
+    Ok(())
 }
 
 /// How an entry ended whose agent died; `killed`: its injector was still alive.

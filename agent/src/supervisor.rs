@@ -6,7 +6,11 @@
 use std::{
     collections::BTreeMap,
     io,
-    os::fd::{AsFd, BorrowedFd},
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::process::CommandExt as _,
+    },
+    path::PathBuf,
     process::{Child, Command, ExitStatus, Stdio},
     time::Duration,
 };
@@ -88,13 +92,32 @@ struct Injector {
 }
 
 /// The injectors of this agent.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Supervisor {
     proc: Proc,
+    program: PathBuf,
     injectors: BTreeMap<Key, Injector>,
 }
 
+impl Default for Supervisor {
+    /// Injectors are this very program.
+    fn default() -> Self {
+        let [program, _] = inject::COMMAND;
+        Self::new(program)
+    }
+}
+
 impl Supervisor {
+    /// Injectors are another program.
+    #[must_use]
+    pub fn new(program: impl Into<PathBuf>) -> Self {
+        Self {
+            proc: Proc::default(),
+            program: program.into(),
+            injectors: BTreeMap::new(),
+        }
+    }
+
     /// Starts an injector. It does nothing until it is given its order, and ends if it is given
     /// none: so that it can be written down before it can do anything.
     ///
@@ -107,8 +130,9 @@ impl Supervisor {
         now: Duration,
     ) -> Result<ProcessId, SupervisorError> {
         let (line, theirs) = Line::pair()?;
-        let [program, word] = inject::COMMAND;
-        let child = Command::new(program)
+        let [name, word] = inject::COMMAND;
+        let child = Command::new(&self.program)
+            .arg0(name)
             .arg(word)
             .env_clear()
             .stdin(Stdio::from(theirs))
@@ -350,7 +374,7 @@ mod tests {
         std::fs::create_dir_all(stat).unwrap();
         let supervisor = Supervisor {
             proc: Proc::new(nowhere.path()),
-            injectors: BTreeMap::new(),
+            ..Supervisor::default()
         };
         assert!(matches!(
             supervisor.adopt(child),

@@ -2,17 +2,19 @@
 
 use std::time::Duration;
 
-use jiff::SignedDuration;
 use windtunnel_crds::{
     NodeInjection,
     injection::{EMERGENCY_STOP, NodeFault, TargetState},
     residue::ReclaimedBy,
 };
 
-use super::{AGAIN, Decision, Kill, LATE, Now, Observed, RESTART, SILENCE, Step, WAIT};
+use super::{
+    AGAIN, Decision, Kill, LATE, Now, Observed, RESTART, SILENCE, Step, WAIT, window::window,
+};
 use crate::{
+    journal::UNWRITABLE,
     kernel::nft::Table,
-    model::{Act, Ended, Entry, Key, Objects, State, Window},
+    model::{Act, Ended, Entry, Key, Objects, State},
     network,
     supervisor::{Leave, Live},
     wire::{LEASE, Task},
@@ -60,6 +62,10 @@ fn prepared(o: &Observed, key: &Key, entry: &Entry, now: Now, decision: &mut Dec
     if now.boot >= window.end && entry.injected_before.is_some() {
         // It had been in place on a container that ended.
         decision.push(end(TargetState::Recovered, "", ""));
+    } else if let Some(held_up) = o.unwritten.get(key)
+        && now.boot >= window.end.min(held_up.since + LATE)
+    {
+        decision.push(end(not_applied(entry), UNWRITABLE, &held_up.message));
     } else if now.boot >= window.end {
         decision.push(end(
             TargetState::Failed,
@@ -166,48 +172,6 @@ fn waiting(
             id: id.to_owned(),
         });
     }
-}
-
-/// When the effect may be there: the start's place on the boot clock, found once. `None` while
-/// there is no start; an error if it is too late for one.
-fn window(
-    injection: &NodeInjection,
-    fault: &NodeFault,
-    entry: &Entry,
-    now: Now,
-) -> Result<Option<Window>, String> {
-    let Some(start) = &injection.spec.start_time else {
-        return if now.boot > entry.prepared_at + WAIT {
-            Err(format!(
-                "the run did not start within {} s of being prepared",
-                WAIT.as_secs()
-            ))
-        } else {
-            Ok(None)
-        };
-    };
-    let late = now.wall.duration_since(start.0);
-    if late > SignedDuration::try_from(LATE).unwrap_or(SignedDuration::MAX) {
-        return Err(format!(
-            "this node learned of the start {:.1} s late",
-            late.as_secs_f64()
-        ));
-    }
-    if now.boot > entry.prepared_at + WAIT {
-        return Err(format!(
-            "the run started more than {} s after this node had prepared for it",
-            WAIT.as_secs()
-        ));
-    }
-    let anchor = if late.is_negative() {
-        // A start further ahead than the operator ever puts it is a clock that is off.
-        now.boot + late.unsigned_abs().min(LATE)
-    } else {
-        now.boot.saturating_sub(late.unsigned_abs())
-    };
-    let begin = anchor + fault.start_after.get();
-    let end = (begin + fault.duration.get()).min(anchor + injection.spec.duration.get());
-    Ok(Some(Window { begin, end }))
 }
 
 /// The fault itself ends its container again and again: the runtime may take its time.

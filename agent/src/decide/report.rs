@@ -9,7 +9,10 @@ use windtunnel_crds::{
 };
 
 use super::{Decision, HOLD, Now, Observed, Preparation, Step, combine, keys, overlap};
-use crate::model::{Counts, Ended, Entry, Key, State};
+use crate::{
+    journal::UNWRITABLE,
+    model::{Counts, Ended, Entry, Key, State},
+};
 
 /// The reason of a target that was not injected before its run was ended.
 const NEVER_INJECTED: &str = "NeverInjected";
@@ -243,10 +246,19 @@ fn from_entry(o: &Observed, entry: &Entry, base: TargetStatus) -> TargetStatus {
                 ..base
             }
         }
-        State::Prepared => TargetStatus {
-            state: TargetState::Prepared,
-            ..base
-        },
+        State::Prepared => {
+            // It is due, and waits for the journal.
+            let (reason, message) = match o.unwritten.get(&entry.key) {
+                Some(held_up) => (UNWRITABLE.to_owned(), held_up.message.clone()),
+                None => Default::default(),
+            };
+            TargetStatus {
+                state: TargetState::Prepared,
+                reason,
+                message,
+                ..base
+            }
+        }
         State::Injecting { .. } => TargetStatus {
             state: TargetState::Prepared,
             reason: "Injecting".to_owned(),

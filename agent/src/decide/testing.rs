@@ -43,6 +43,7 @@ impl Sim {
                 live: BTreeMap::new(),
                 kills: BTreeMap::new(),
                 unstarted: BTreeMap::new(),
+                unwritten: BTreeMap::new(),
                 deserted: Vec::new(),
                 preparations: BTreeMap::new(),
                 reports: BTreeMap::new(),
@@ -106,6 +107,10 @@ impl Sim {
         panic!("decisions do not come to an end");
     }
 
+    pub(super) fn decide(&self) -> Vec<Step> {
+        decide(&self.o, self.now).steps
+    }
+
     pub(super) fn pass(&mut self) -> Vec<Step> {
         self.o.note_pending(self.now.boot);
         let Decision { steps, .. } = decide(&self.o, self.now);
@@ -164,6 +169,7 @@ impl Sim {
                 self.o.live.remove(&key);
                 self.o.kills.remove(&key);
                 self.o.unstarted.remove(&key);
+                self.o.unwritten.remove(&key);
             }
             Step::Clean { key } => {
                 let now = self.now;
@@ -270,6 +276,12 @@ impl Sim {
             .iter()
             .find(|t| t.pod_uid == pod)
             .unwrap()
+    }
+
+    /// The reason and the message of a target.
+    pub(super) fn why(&self, pod: &str) -> (&str, &str) {
+        let target = self.target(pod);
+        (&target.reason, &target.message)
     }
 
     pub(super) fn live(&mut self, pod: &str) -> &mut Live {

@@ -9,7 +9,7 @@ use windtunnel_crds::{
 };
 
 use super::{
-    Kill, Observed, Step, decide,
+    Kill, Observed, Step, Unwritten, decide,
     testing::{Sim, UID},
 };
 use crate::{model::State, testing::key};
@@ -240,6 +240,59 @@ fn an_injector_that_cannot_be_started_is_not_tried_again() {
         (TargetState::Failed, "ApplyFailed", message)
     );
     assert!(sim.last().audit.as_ref().unwrap().checked_at.is_some());
+}
+
+#[test]
+fn what_cannot_be_written_down_waits_for_the_journal_and_not_for_long() {
+    let held_up = |sim: &mut Sim| {
+        sim.settle();
+        sim.start(0);
+        // The window is open, and the attempt to write the injector down has failed.
+        let steps = sim.decide();
+        assert!(matches!(steps[..], [Step::Open { .. }]), "{steps:?}");
+        sim.perform(steps[0].clone());
+        let unwritten = Unwritten {
+            since: sim.now.boot,
+            message: "no space left".to_owned(),
+        };
+        sim.o.unwritten = [(key("a"), unwritten)].into();
+        sim.o.note_pending(sim.now.boot);
+        sim.advance(500);
+        let steps = sim.decide();
+        assert!(
+            matches!(steps[..], [Step::Inject { .. }, Step::Report { .. }]),
+            "it is tried again, and told: {steps:?}"
+        );
+        sim.perform(steps[1].clone());
+        assert_eq!(sim.target("a").state, TargetState::Prepared);
+        assert_eq!(sim.why("a"), ("JournalUnwritable", "no space left"));
+    };
+    let mut writable = Sim::new(&["a"]);
+    held_up(&mut writable);
+    writable.advance(2_499);
+    let again = writable.decide();
+    writable.o.unwritten.clear();
+    writable.perform(again[0].clone());
+    writable.apply_all();
+    writable.settle();
+    assert_eq!(writable.target("a").state, TargetState::Injected);
+
+    let mut unwritable = Sim::new(&["a"]);
+    held_up(&mut unwritable);
+    unwritable.advance(2_500);
+    unwritable.settle();
+    assert_eq!(unwritable.starts, 0);
+    assert_eq!(unwritable.target("a").state, TargetState::Failed);
+    assert_eq!(unwritable.why("a"), ("JournalUnwritable", "no space left"));
+    assert_eq!(unwritable.last().phase, InjectionPhase::Recovered);
+
+    let mut short = Sim::new(&["a"]);
+    short.injection().spec.faults[0].duration = windtunnel_crds::units::GoDuration::from_secs(1);
+    held_up(&mut short);
+    short.advance(500);
+    short.settle();
+    assert_eq!(short.target("a").state, TargetState::Failed);
+    assert_eq!(short.why("a"), ("JournalUnwritable", "no space left"));
 }
 
 #[test]

@@ -12,6 +12,7 @@ use windtunnel_runtime::chain;
 use super::{Base, Refusal, Verdict, rivals};
 use crate::{
     inject,
+    journal::UNWRITABLE,
     model::{ContainerEntry, Key, Objects, State},
     node::Node,
     targets::{self, TargetError},
@@ -44,7 +45,7 @@ pub(super) fn prepare(
     }
     match node.journal.write((base.entry)(Objects::Container(entry))) {
         Ok(()) => Verdict::Prepared,
-        Err(error) => Verdict::Refused(("JournalUnwritable", chain(&error))),
+        Err(error) => Verdict::Refused((UNWRITABLE, chain(&error))),
     }
 }
 
@@ -116,9 +117,7 @@ pub(crate) fn follow(node: &mut Node, key: &Key, id: &str) {
             container.is_successor = entry.injected_before.is_some();
             entry.objects = Objects::Container(container);
             entry.state = State::Prepared;
-            if let Err(error) = node.journal.write(entry) {
-                tracing::warn!(error = chain(&error), "cannot write a journal entry");
-            }
+            node.journal.note(entry);
         }
         Some(Err(why)) => tracing::debug!(?why, ?key, "cannot follow a container yet"),
         None => {}

@@ -15,7 +15,7 @@ use windtunnel_agent::wire::{Down, Line, Order, Task, Up};
 use crate::support::SOON;
 
 /// The mount of control groups.
-const CGROUPS: &str = "/sys/fs/cgroup";
+pub(crate) const CGROUPS: &str = "/sys/fs/cgroup";
 
 /// A container: a process that waits, in a control group of its own.
 pub(crate) struct Container {
@@ -33,6 +33,11 @@ impl Container {
         let root = Path::new(CGROUPS);
         fs::write(root.join("cgroup.subtree_control"), "+cpu +memory +pids").unwrap();
         let cgroup = root.join(format!("wt-{name}-{}", std::process::id()));
+        Self::at(cgroup, files, program)
+    }
+
+    /// In a control group at this place.
+    pub(crate) fn at(cgroup: PathBuf, files: &[(&str, &str)], program: &mut Command) -> Self {
         fs::create_dir(&cgroup).unwrap();
         for (file, text) in files {
             fs::write(cgroup.join(file), text).unwrap();

@@ -12,6 +12,7 @@ mod disk;
 mod effects;
 mod injector;
 mod io;
+mod journal;
 mod lease;
 mod links;
 mod memory;

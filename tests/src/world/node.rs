@@ -28,6 +28,8 @@ pub(super) struct Node {
     pub(super) name: String,
     pub(super) kernel: Kernel,
     pub(super) journal: BTreeMap<Key, Entry>,
+    /// What the next agent would find instead, where the journal could not be written.
+    unsaved: BTreeMap<Key, Option<Entry>>,
     /// It will not come back.
     pub(super) is_lost: bool,
     pub(super) passes: u64,
@@ -55,6 +57,7 @@ impl Node {
             name: name.to_owned(),
             kernel: Kernel::default(),
             journal: BTreeMap::new(),
+            unsaved: BTreeMap::new(),
             is_lost: false,
             passes: 0,
             is_journal_lost: false,
@@ -127,6 +130,12 @@ impl Node {
             return;
         }
         self.start_at = now + RESTART;
+        for (key, written) in std::mem::take(&mut self.unsaved) {
+            match written {
+                Some(entry) => drop(self.journal.insert(key, entry)),
+                None => drop(self.journal.remove(&key)),
+            }
+        }
         if orphans {
             self.kernel.abandon(now);
         } else {
@@ -191,6 +200,9 @@ impl Node {
 
     /// Signs of life, both ways.
     pub(super) fn tick(&mut self, now: Duration, api: &mut Api) {
+        if now >= self.full_until {
+            self.unsaved.clear();
+        }
         let is_reachable = self.is_reachable(now, api);
         let boot = self.clocks(now).boot;
         let skew = self.skew;
@@ -270,12 +282,13 @@ impl Node {
         for mut entry in open {
             if entry.state == State::Prepared {
                 self.kernel.inert.remove(&entry.key);
-                self.journal.remove(&entry.key);
+                self.forget(now, &entry.key);
                 continue;
             }
             let pid = entry.injector().map(|process| process.pid);
             let killed = pid.is_some_and(|pid| self.kernel.injectors.remove(&pid).is_some());
             entry.state = State::Ended(outlived(&entry, &boot_id, killed, clocks));
+            self.fall_behind(now, &entry.key);
             self.journal.insert(entry.key.clone(), entry);
         }
         self.agent = Some(Agent {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use windtunnel_agent::decide::{Kill, Now, Observed, Preparation, Step, node_refusal};
+use windtunnel_agent::decide::{Kill, Now, Observed, Preparation, Step, Unwritten, node_refusal};
 use windtunnel_agent::kernel::netns::NetNsId;
 use windtunnel_agent::kernel::nft::Table;
 use windtunnel_agent::kernel::proc::ProcessId;
@@ -33,7 +33,7 @@ impl Node {
         }
     }
 
-    /// Writes an entry down; false where the journal cannot be written.
+    /// Writes an entry down, of what is about to be done; false where the journal cannot be written.
     fn write(
         &mut self,
         now: Duration,
@@ -42,12 +42,49 @@ impl Node {
     ) -> Result<bool, Died> {
         self.burn(now)?;
         if now < self.full_until {
+            let since = self.clocks(now).boot;
+            if let Some(agent) = &mut self.agent {
+                let message = "full".to_owned();
+                let unwritten = Unwritten { since, message };
+                agent.unwritten.entry(key.clone()).or_insert(unwritten);
+            }
             return Ok(false);
         }
+        self.unsaved.remove(key);
         if let Some(entry) = self.journal.get_mut(key) {
             change(entry);
         }
         Ok(true)
+    }
+
+    /// Takes note of what has happened.
+    fn note(
+        &mut self,
+        now: Duration,
+        key: &Key,
+        change: impl FnOnce(&mut Entry),
+    ) -> Result<bool, Died> {
+        self.burn(now)?;
+        self.fall_behind(now, key);
+        if let Some(entry) = self.journal.get_mut(key) {
+            change(entry);
+        }
+        Ok(true)
+    }
+
+    pub(super) fn forget(&mut self, now: Duration, key: &Key) {
+        self.fall_behind(now, key);
+        self.journal.remove(key);
+    }
+
+    /// What is written of an entry stays as it is where the journal cannot be written.
+    pub(super) fn fall_behind(&mut self, now: Duration, key: &Key) {
+        if now < self.full_until {
+            let written = self.journal.get(key).cloned();
+            self.unsaved.entry(key.clone()).or_insert(written);
+        } else {
+            self.unsaved.remove(key);
+        }
     }
 
     /// Does one step; false if it failed, and is to be tried again.
@@ -65,18 +102,16 @@ impl Node {
                 Ok(true)
             }
             Step::Prepare { injection } => self.prepare(now, &injection, observed, pods),
-            Step::Open { key, window } => {
-                self.write(now, &key, |entry| entry.window = Some(window))
-            }
+            Step::Open { key, window } => self.note(now, &key, |entry| entry.window = Some(window)),
             Step::Inject { key, table } => self.inject(now, &key, table),
             Step::Await { key } => self.wait_for_container(now, &key),
-            Step::Follow { key, id } => self.write(now, &key, |entry| {
+            Step::Follow { key, id } => self.note(now, &key, |entry| {
                 if let Objects::Container(container) = &mut entry.objects {
                     container.id = id;
                     entry.state = State::Prepared;
                 }
             }),
-            Step::Confirm { key, at } => self.write(now, &key, |entry| {
+            Step::Confirm { key, at } => self.note(now, &key, |entry| {
                 if let Some(injector) = entry.injector() {
                     entry.state = State::Injected { injector, at };
                 }
@@ -99,7 +134,7 @@ impl Node {
                 self.check(now, &key, |ended| ended.rechecked = Some(at))
             }
             Step::Forget { key } => {
-                self.journal.remove(&key);
+                self.forget(now, &key);
                 Ok(true)
             }
             Step::Report {
@@ -141,13 +176,13 @@ impl Node {
         let live = self.agent.as_ref().and_then(|agent| agent.live.get(key));
         let known = live.map(|l| (l.applied_at, l.counts.clone()));
         let (applied_at, counts) = known.unwrap_or_default();
-        let is_written = self.write(now, key, |entry| {
+        self.note(now, key, |entry| {
             entry.outlive(applied_at, counts, since);
         })?;
-        if let Some(agent) = self.agent.as_mut().filter(|_| is_written) {
+        if let Some(agent) = &mut self.agent {
             agent.live.remove(key);
         }
-        Ok(is_written)
+        Ok(true)
     }
 
     fn kill(&mut self, key: Key, why: Kill) {
@@ -160,12 +195,12 @@ impl Node {
     }
 
     fn end(&mut self, now: Duration, key: &Key, ended: Ended) -> Result<bool, Died> {
-        let is_written = self.write(now, key, |entry| entry.state = State::Ended(ended))?;
-        if let Some(agent) = self.agent.as_mut().filter(|_| is_written) {
+        self.note(now, key, |entry| entry.state = State::Ended(ended))?;
+        if let Some(agent) = &mut self.agent {
             agent.live.remove(key);
             agent.kills.remove(key);
         }
-        Ok(is_written)
+        Ok(true)
     }
 
     fn check(
@@ -174,7 +209,7 @@ impl Node {
         key: &Key,
         done: impl FnOnce(&mut Ended),
     ) -> Result<bool, Died> {
-        self.write(now, key, |entry| {
+        self.note(now, key, |entry| {
             if let State::Ended(ended) = &mut entry.state {
                 done(ended);
             }
@@ -188,7 +223,11 @@ impl Node {
         let Some(window) = entry.window else {
             return Ok(true);
         };
-        // Until it has its order, and that is last, a process does nothing.
+        // Nothing is started that could not be written down; and until it has its order, which is
+        // last, a process does nothing.
+        if !self.write(now, key, |_| {})? {
+            return Ok(false);
+        }
         self.burn(now)?;
         let process = ProcessId {
             pid: self.kernel.next_pid(),
@@ -222,6 +261,7 @@ impl Node {
             };
             let live = Live::new(process, order, heard_at);
             agent.live.insert(key.clone(), live);
+            agent.unwritten.remove(key);
         }
         Ok(true)
     }
@@ -260,7 +300,7 @@ impl Node {
             for key in prepared {
                 self.burn(now)?;
                 self.kernel.inert.remove(&key);
-                self.journal.remove(&key);
+                self.forget(now, &key);
             }
         }
         if let Some(agent) = &mut self.agent {
@@ -306,6 +346,7 @@ impl Node {
             return Ok(Some((TargetState::Failed, "JournalUnwritable")));
         }
         let entry = self.entry(now, injection, &key, target);
+        self.unsaved.remove(&key);
         self.journal.insert(key.clone(), entry);
         self.burn(now)?;
         self.kernel.inert.insert(key);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use windtunnel_agent::decide::{self, Kill, Observed, Preparation, Reported};
+use windtunnel_agent::decide::{self, Kill, Observed, Preparation, Reported, Unwritten};
 use windtunnel_agent::model::{Entry, Key, Sweep};
 use windtunnel_agent::supervisor::Live;
 use windtunnel_crds::{NodeInjection, NodeInjectionStatus};
@@ -25,6 +25,7 @@ pub(super) struct Agent {
     pub(super) listed: Option<Duration>,
     pub(super) clock_offset: Option<i64>,
     pub(super) kills: BTreeMap<Key, Kill>,
+    pub(super) unwritten: BTreeMap<Key, Unwritten>,
     pub(super) preparations: BTreeMap<String, Preparation>,
     pub(super) reports: BTreeMap<String, Reported>,
     pub(super) live: BTreeMap<Key, Live>,
@@ -84,8 +85,9 @@ impl Agent {
             self.preparations
                 .retain(|uid, _| injections.contains_key(uid));
             self.reports.retain(|uid, _| injections.contains_key(uid));
-            self.kills
-                .retain(|key, _| journal.get(key).is_some_and(|e| e.ended().is_none()));
+            let is_open = |key: &Key| journal.get(key).is_some_and(|e| e.ended().is_none());
+            self.kills.retain(|key, _| is_open(key));
+            self.unwritten.retain(|key, _| is_open(key));
         }
     }
 
@@ -134,6 +136,7 @@ impl Agent {
             live: self.live.clone(),
             kills: self.kills.clone(),
             unstarted: BTreeMap::new(),
+            unwritten: self.unwritten.clone(),
             deserted: deserted.map(|(key, _)| key.clone()).collect(),
             preparations: self.preparations.clone(),
             reports: self.reports.clone(),
