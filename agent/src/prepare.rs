@@ -2,8 +2,6 @@
 //! what is inert is built. One target that cannot be injected refuses the whole injection, and
 //! then nothing of it stays.
 
-use std::time::Duration;
-
 use windtunnel_crds::{
     NodeInjection,
     injection::{NodeFault, NodeKind, NodeNetworkFault, NodeTarget, TargetState, TargetStatus},
@@ -24,8 +22,12 @@ use crate::{
 };
 
 mod container;
+#[cfg(test)]
+mod pairs;
+mod rivals;
 
 pub(crate) use container::follow;
+use rivals::Beside;
 
 /// Most packets that the queues of all faults on this node may hold together: with full-sized
 /// packets about 1 GiB.
@@ -33,6 +35,14 @@ const MAX_QUEUED: u64 = 700_000;
 
 /// A reason and a sentence.
 pub(crate) type Refusal = (&'static str, String);
+
+/// An injection on its way.
+struct Run<'a> {
+    injection: &'a NodeInjection,
+    now: Now,
+    /// What the journal would hold, were it no dry run.
+    rehearsed: Vec<Entry>,
+}
 
 /// Makes an entry of what it acts on.
 struct Base {
@@ -58,6 +68,11 @@ pub fn prepare(node: &mut Node, uid: &str, now: Now) {
     else {
         return;
     };
+    let mut run = Run {
+        injection: &injection,
+        now,
+        rehearsed: Vec::new(),
+    };
     let mut verdicts = Vec::new();
     let refusal = node_refusal(&node.observe(now.boot));
     for fault in &injection.spec.faults {
@@ -66,7 +81,7 @@ pub fn prepare(node: &mut Node, uid: &str, now: Now) {
             for key in keys(uid, fault, target) {
                 let verdict = match &rehearsed {
                     Err(refusal) => Verdict::Refused(refusal.clone()),
-                    Ok(()) => prepare_target(node, &injection, (&key, fault, target), now),
+                    Ok(()) => prepare_target(node, &mut run, (&key, fault, target)),
                 };
                 verdicts.extend(told(&injection, (&fault.name, target), verdict));
             }
@@ -111,9 +126,8 @@ fn told(
 
 fn prepare_target(
     node: &mut Node,
-    injection: &NodeInjection,
+    run: &mut Run<'_>,
     (key, fault, target): (&Key, &NodeFault, &NodeTarget),
-    now: Now,
 ) -> Verdict {
     match node.journal.entries().get(key).map(|entry| &entry.state) {
         None => {}
@@ -133,26 +147,25 @@ fn prepare_target(
     if let Err(refusal) = node.can(kind) {
         return Verdict::Refused(refusal);
     }
-    let found = match targets::resolve(&node.settings.places, &injection.spec.experiment, target) {
+    let found = match targets::resolve(
+        &node.settings.places,
+        &run.injection.spec.experiment,
+        target,
+    ) {
         Ok(found) => found,
         Err(error @ targets::TargetError::Gone(_)) => return Verdict::Gone(error.to_string()),
         Err(error) => return Verdict::Refused((error.reason(), chain(&error))),
     };
-    let base = base(node, injection, (key, target), &found, now);
+    let base = base(node, run, (key, target), &found);
     match kind {
-        NodeKind::Network(network) => prepare_network(node, injection, (base, network), &found),
-        NodeKind::Container(kind) => container::prepare(node, injection, (base, kind), target),
+        NodeKind::Network(network) => prepare_network(node, run, (base, network), &found),
+        NodeKind::Container(kind) => container::prepare(node, run, (base, kind), target),
     }
 }
 
 /// What every entry has, before it is known what it acts on.
-fn base(
-    node: &Node,
-    injection: &NodeInjection,
-    (key, target): (&Key, &NodeTarget),
-    found: &Target,
-    now: Now,
-) -> Base {
+fn base(node: &Node, run: &Run<'_>, (key, target): (&Key, &NodeTarget), found: &Target) -> Base {
+    let (injection, now) = (run.injection, run.now);
     let (boot_id, its_key) = (node.boot_id.clone(), key.clone());
     let injection_name = injection.metadata.name.clone().unwrap_or_default();
     let experiment = injection.spec.experiment.clone();
@@ -182,13 +195,14 @@ fn base(
 
 fn prepare_network(
     node: &mut Node,
-    injection: &NodeInjection,
+    run: &mut Run<'_>,
     (base, network): (Base, &NodeNetworkFault),
     found: &Target,
 ) -> Verdict {
-    let result = plan(node, (base, network), found).and_then(|entry| {
-        rehearse(node, injection, network, &entry)?;
-        if injection.spec.dry_run {
+    let result = plan(node, run, (base, network), found).and_then(|entry| {
+        rehearse(node, run.injection, network, &entry)?;
+        if run.injection.spec.dry_run {
+            run.rehearsed.push(entry);
             Ok(())
         } else {
             build(node, entry, &found.netns)
@@ -203,6 +217,7 @@ fn prepare_network(
 /// The journal entry of a network fault, before anything is built.
 fn plan(
     node: &Node,
+    run: &Run<'_>,
     (base, fault): (Base, &NodeNetworkFault),
     found: &Target,
 ) -> Result<Entry, Refusal> {
@@ -211,99 +226,30 @@ fn plan(
         .and_then(|mut route| route.links())
         .map_err(|e| ("KernelRefused", chain(&e)))?;
     impair::check_links(&links).map_err(refused)?;
-    compete(node, key, fault)?;
+    let beside = Beside::new(node, run);
+    beside.network(key, fault)?;
     let detours = network::detours(key, &links, fault).map_err(|e| ("KernelRefused", chain(&e)))?;
     let network = NetworkEntry {
         netns: found.netns.id(),
         table: network::table_name(key),
         // The older keeps the packets if two come to select the same.
-        priority: neighbours(node, key)
-            .filter_map(Entry::network)
-            .map(|other| other.priority + 1)
-            .max()
-            .unwrap_or(0),
+        priority: beside.priority(key),
         detours,
         resets: network::resets(&links, fault).map_err(|e| ("KernelRefused", chain(&e)))?,
         name_servers: found.name_servers.clone(),
         drain: network::drain(&fault.impairment),
     };
-    queue_memory(node, &network)?;
+    queue_memory(&beside, &network)?;
     Ok((base.entry)(Objects::Network(network)))
 }
 
-/// Other faults on the same pod that may be in place.
-fn neighbours<'a>(node: &'a Node, key: &'a Key) -> impl Iterator<Item = &'a Entry> {
-    let entries = node.journal.entries().values();
-    entries.filter(move |e| e.key.pod == key.pod && e.key != *key && e.ended().is_none())
-}
-
-/// Other faults on the same pod that may be in place at the same time, or closer than `gap`.
-fn rivals<'a>(
-    node: &'a Node,
-    key: &'a Key,
-    gap: Duration,
-) -> impl Iterator<Item = &'a Entry> + use<'a> {
-    let injections = node.known.injections.as_ref();
-    let own = injections.and_then(|all| all.get(&key.injection));
-    let fault = move |name: &str| own.and_then(|i| i.spec.faults.iter().find(|f| f.name == name));
-    neighbours(node, key).filter(move |other| {
-        // Another run has a clock of its own.
-        other.key.injection != key.injection
-            || match (fault(&key.fault), fault(&other.key.fault)) {
-                (Some(one), Some(other)) => !are_apart(one, other, gap),
-                _ => true,
-            }
-    })
-}
-
-/// Whether the window of one of two faults on one clock closes `gap` or more before that of the
-/// other opens.
-fn are_apart(one: &NodeFault, other: &NodeFault, gap: Duration) -> bool {
-    let window = |fault: &NodeFault| {
-        let begin = fault.start_after.get();
-        (begin, begin.saturating_add(fault.duration.get()))
-    };
-    let (one, other) = (window(one), window(other));
-    one.1.saturating_add(gap) <= other.0 || other.1.saturating_add(gap) <= one.0
-}
-
-/// Refuses a fault that selects packets which another one on the same pod selects.
-fn compete(node: &Node, key: &Key, fault: &NodeNetworkFault) -> Result<(), Refusal> {
-    // Back to back there is a moment at which both are there, and the older has the packets.
-    for other in rivals(node, key, Duration::ZERO).filter(|e| e.network().is_some()) {
-        let injection = node
-            .known
-            .injections
-            .as_ref()
-            .and_then(|all| all.get(&other.key.injection));
-        let theirs = injection
-            .and_then(|i| i.spec.faults.iter().find(|f| f.name == other.key.fault))
-            .and_then(|f| f.network.as_ref());
-        if theirs.is_none_or(|theirs| network::compete(fault, theirs)) {
-            return Err((
-                "Conflict",
-                format!(
-                    "fault {} of experiment {} acts on the same packets of this pod; give them different peers, ports, directions or windows, or put both doses into one fault",
-                    other.key.fault, other.experiment.name
-                ),
-            ));
-        }
-    }
-    Ok(())
-}
-
 /// Refuses more queue memory than a node may be asked for.
-fn queue_memory(node: &Node, network: &NetworkEntry) -> Result<(), Refusal> {
+fn queue_memory(beside: &Beside<'_>, network: &NetworkEntry) -> Result<(), Refusal> {
     let held = |network: &NetworkEntry| -> u64 {
         let limits = network.detours.iter().map(|d| u64::from(d.netem.limit));
         limits.sum()
     };
-    let entries = node.journal.entries().values();
-    let others: u64 = entries
-        .filter(|e| e.ended().is_none())
-        .filter_map(Entry::network)
-        .map(held)
-        .sum();
+    let others: u64 = beside.networks().map(held).sum();
     let total = others + held(network);
     if total > MAX_QUEUED {
         return Err((
@@ -403,34 +349,4 @@ pub(crate) fn undo(node: &mut Node, entry: &Entry) {
 #[expect(clippy::needless_pass_by_value, reason = "for map_err")]
 fn refused(error: ImpairError) -> Refusal {
     (error.reason(), chain(&error))
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    #[test]
-    fn windows_are_apart_if_one_closes_before_the_other_opens() {
-        let fault = |begin: u64, seconds: u64| -> NodeFault {
-            let (begin, seconds) = (format!("{begin}s"), format!("{seconds}s"));
-            let fault = json!({
-                "name": "f", "startAfter": begin, "duration": seconds, "targets": []
-            });
-            serde_json::from_value(fault).unwrap()
-        };
-        let second = Duration::from_secs(1);
-        for (one, other, gap, apart) in [
-            ((0, 10), (5, 10), Duration::ZERO, false),
-            ((0, 10), (10, 10), Duration::ZERO, true),
-            ((0, 10), (10, 10), second, false),
-            ((0, 10), (11, 10), second, true),
-            ((0, 60), (20, 5), Duration::ZERO, false),
-        ] {
-            let (one, other) = (fault(one.0, one.1), fault(other.0, other.1));
-            assert_eq!(are_apart(&one, &other, gap), apart, "{one:?} {other:?}");
-            assert_eq!(are_apart(&other, &one, gap), apart, "{other:?} {one:?}");
-        }
-    }
 }

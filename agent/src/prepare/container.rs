@@ -1,15 +1,10 @@
 //! Prepare for faults on containers: the container is found, and what is to be done to it worked
 //! out. Nothing is built; a restarted container is found again the same way.
 
-use std::time::Duration;
-
-use windtunnel_crds::{
-    NodeInjection,
-    injection::{ContainerKind, NodeContainer, NodeFault, NodeKind, NodeTarget},
-};
+use windtunnel_crds::injection::{ContainerKind, NodeContainer, NodeFault, NodeKind, NodeTarget};
 use windtunnel_runtime::chain;
 
-use super::{Base, Refusal, Verdict, rivals};
+use super::{Base, Refusal, Run, Verdict, rivals::Beside};
 use crate::{
     inject,
     journal::UNWRITABLE,
@@ -18,13 +13,9 @@ use crate::{
     targets::{self, TargetError},
 };
 
-/// How long after the end of one fault on a container another of its kind may begin: by then the
-/// first injector is gone.
-const GAP: Duration = Duration::from_secs(1);
-
 pub(super) fn prepare(
     node: &mut Node,
-    injection: &NodeInjection,
+    run: &mut Run<'_>,
     (base, kind): (Base, ContainerKind<'_>),
     target: &NodeTarget,
 ) -> Verdict {
@@ -37,13 +28,15 @@ pub(super) fn prepare(
         Err(Ok(gone)) => return Verdict::Gone(gone),
         Err(Err(refusal)) => return Verdict::Refused(refusal),
     };
-    if let Err(refusal) = compete(node, &base.key, &entry) {
+    if let Err(refusal) = Beside::new(node, run).container(&base.key, &entry.act) {
         return Verdict::Refused(refusal);
     }
-    if injection.spec.dry_run {
+    let entry = (base.entry)(Objects::Container(entry));
+    if run.injection.spec.dry_run {
+        run.rehearsed.push(entry);
         return Verdict::Prepared;
     }
-    match node.journal.write((base.entry)(Objects::Container(entry))) {
+    match node.journal.write(entry) {
         Ok(()) => Verdict::Prepared,
         Err(error) => Verdict::Refused((UNWRITABLE, chain(&error))),
     }
@@ -76,26 +69,6 @@ fn find(
         act,
         is_successor: false,
     })
-}
-
-/// Refuses what cannot act beside another fault on the same container.
-fn compete(node: &Node, key: &Key, entry: &ContainerEntry) -> Result<(), Refusal> {
-    let others = rivals(node, key, GAP).filter(|e| e.key.container == key.container);
-    for other in others {
-        let Some(theirs) = other.container() else {
-            continue;
-        };
-        if let Some(what) = entry.act.competes(&theirs.act) {
-            return Err((
-                "Conflict",
-                format!(
-                    "fault {} of experiment {} acts on {what} of this container already; give them windows with a second between",
-                    other.key.fault, other.experiment.name
-                ),
-            ));
-        }
-    }
-    Ok(())
 }
 
 /// Finds the container that has taken the place of an entry's. One that cannot be found yet, or not

@@ -6,6 +6,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr)]
 
+mod agent;
 mod cpu;
 mod death;
 mod disk;
@@ -22,4 +23,5 @@ mod reset;
 mod support;
 mod sweep;
 mod tables;
+mod together;
 mod update;
