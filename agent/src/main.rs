@@ -29,13 +29,9 @@ use windtunnel_agent::{
 };
 use windtunnel_crds::NodeAgentStatus;
 use windtunnel_runtime::{
-    Admin, AdminError, CancellationToken, ClientError, LogFormat, Pulse, Readiness, chain, client,
-    init_logs, on_signal, serve,
+    Admin, AdminError, CancellationToken, ClientError, LogFormat, Pulse, Readiness, STANDSTILL,
+    chain, client, init_logs, on_signal, serve,
 };
-
-/// How long the node's thread may stand still before the agent is to be restarted. Its injectors
-/// have died of it long before.
-const STANDSTILL: Duration = Duration::from_secs(15);
 
 #[derive(Debug, thiserror::Error)]
 enum MainError {
@@ -127,6 +123,7 @@ fn start(run: Run) -> Result<(), MainError> {
     let (reports, reported) = tokio_mpsc::unbounded_channel();
     let (agent, shown) = watch::channel(NodeAgentStatus::default());
     let readiness = Readiness::default();
+    // Injectors have died of a standstill long before it ends the agent.
     let pulse = Pulse::new(STANDSTILL);
     let admin = Admin {
         readiness: readiness.clone(),

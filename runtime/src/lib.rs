@@ -11,7 +11,7 @@ mod telemetry;
 
 pub use admin::{Admin, AdminError, serve};
 pub use client::{ClientError, client};
-pub use pulse::Pulse;
+pub use pulse::{Pulse, STANDSTILL};
 pub use readiness::{Guard, Readiness};
 pub use report::chain;
 pub use shutdown::on_signal;

@@ -8,6 +8,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// How long a loop that matters may stand still before its process is to be restarted.
+pub const STANDSTILL: Duration = Duration::from_secs(15);
+
 /// The beat of a loop. A process whose loop has missed its beat is not live.
 #[derive(Clone, Debug)]
 pub struct Pulse {

@@ -39,6 +39,22 @@ system:serviceaccount:{{ .root.Release.Namespace }}:windtunnel-{{ .component }}
 {{- end }}
 
 {{/*
+Readiness is told soon. A restart takes an agent's faults along, and helps only who hangs for good: on
+a node that is starved an answer may take seconds, and it takes a minute without any to be ended.
+*/}}
+{{- define "windtunnel.probes" -}}
+livenessProbe:
+  httpGet: {path: /livez, port: admin}
+  periodSeconds: 10
+  timeoutSeconds: 10
+  failureThreshold: 6
+readinessProbe:
+  httpGet: {path: /readyz, port: admin}
+  periodSeconds: 2
+  timeoutSeconds: 2
+{{- end }}
+
+{{/*
 Refuses a second release: agents share each node's journal, and operators share the experiments.
 */}}
 {{- define "windtunnel.alone" -}}

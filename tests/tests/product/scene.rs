@@ -111,7 +111,7 @@ pub(crate) struct Stopped<'a> {
 }
 
 impl<'a> Stopped<'a> {
-    /// Stops the agent of a node. Its liveness probe gives it half a minute.
+    /// Stops the agent of a node. Its liveness probe gives it a minute.
     pub(crate) fn agent(stage: &'a Stage, node: &str) -> Result<Self> {
         let pid = stage.agent(node)?;
         stage.cluster.node(node)?.signal(pid, Signal::SIGSTOP)?;
