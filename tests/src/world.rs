@@ -8,6 +8,9 @@
 //! it can die or stall between any two steps.
 
 mod api;
+#[cfg(test)]
+#[path = "../../agent/tests/kernel/contract.rs"]
+mod contract;
 mod kernel;
 mod laws;
 mod node;

@@ -29,7 +29,7 @@ use windtunnel_crds::{NodeAgentStatus, NodeInjection, NodeInjectionStatus};
 use windtunnel_runtime::{CancellationToken, Pulse};
 
 use crate::injector::{CGROUPS, Container};
-use crate::support::{Pair, SOON};
+use crate::support::{Pair, SOON, is_held};
 
 const UID: &str = "inj-uid";
 const CONTAINER: &str = "app0";
@@ -68,10 +68,8 @@ impl Pod {
         self.container.as_ref().unwrap().init.id()
     }
 
-    /// Whether its process is held by a tracer.
     pub(crate) fn stands_still(&self) -> bool {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
-        status.contains("\nState:\tt")
+        is_held(self.pid())
     }
 }
 

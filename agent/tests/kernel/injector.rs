@@ -106,6 +106,10 @@ pub(crate) struct Injector {
 impl Injector {
     /// Starts one with its order, for a minute.
     pub(crate) fn start(task: Task) -> Self {
+        Self::start_for(task, Duration::from_mins(1))
+    }
+
+    fn start_for(task: Task, time: Duration) -> Self {
         let (line, theirs) = Line::pair().unwrap();
         let process = Command::new(env!("CARGO_BIN_EXE_windtunnel-agent"))
             .arg0("/proc/self/exe")
@@ -113,7 +117,7 @@ impl Injector {
             .stdin(Stdio::from(theirs))
             .spawn()
             .unwrap();
-        let deadline = boottime().unwrap() + Duration::from_mins(1);
+        let deadline = boottime().unwrap() + time;
         line.send(&Down::Order(Order { deadline, task })).unwrap();
         Self {
             process,
@@ -127,7 +131,15 @@ impl Injector {
 
     /// Starts one on a container, and waits for its proof.
     pub(crate) fn applied(container: &Container, act: Act) -> Self {
-        let mut injector = Self::start(Task::Container(container.entry(act)));
+        Self::started(
+            Task::Container(container.entry(act)),
+            Duration::from_mins(1),
+        )
+    }
+
+    /// Starts one that lives so long at most, and waits for its proof.
+    pub(crate) fn started(task: Task, life: Duration) -> Self {
+        let mut injector = Self::start_for(task, life);
         let said = injector.until("the proof", |said| matches!(said, Up::Applied { .. }));
         eprintln!("{said:?}");
         injector

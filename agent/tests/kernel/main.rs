@@ -7,10 +7,12 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr)]
 
 mod agent;
+mod contract;
 mod cpu;
 mod death;
 mod disk;
 mod effects;
+mod faults;
 mod injector;
 mod io;
 mod journal;

@@ -345,6 +345,34 @@ impl Subprocess {
     }
 }
 
+/// A process of the test; it ends with it.
+pub(crate) struct Process(pub(crate) Child);
+
+impl Process {
+    pub(crate) fn in_netns(netns: &NetNs) -> Self {
+        let mut sleep = Command::new("sleep");
+        sleep.arg("600");
+        Self(netns.enter(|| sleep.spawn()).unwrap().unwrap())
+    }
+
+    pub(crate) fn pid(&self) -> i32 {
+        i32::try_from(self.0.id()).unwrap()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Whether a process is held by a tracer.
+pub(crate) fn is_held(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    status.contains("\nState:\tt")
+}
+
 /// What a process does until it is killed, or the test that started it is gone.
 pub(crate) fn stay() {
     let _ = std::io::stdin().read_to_end(&mut Vec::new());

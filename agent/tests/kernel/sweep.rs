@@ -3,14 +3,13 @@
 use std::os::unix::fs::symlink;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::Path;
-use std::process::{Child, Command};
+use std::process::Command;
 use std::time::Duration;
 
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 use windtunnel_agent::act::act;
 use windtunnel_agent::decide::{Decision, Now, Step};
-use windtunnel_agent::kernel::netns::NetNs;
 use windtunnel_agent::kernel::nft::{Direction, OwnedTable, Table};
 use windtunnel_agent::kernel::proc::Proc;
 use windtunnel_agent::metrics::Metrics;
@@ -18,32 +17,14 @@ use windtunnel_agent::model::Sweep;
 use windtunnel_agent::node::{Node, Settings, now};
 use windtunnel_agent::targets::Places;
 
-use crate::support::{Pair, everything, name};
+use crate::support::{Pair, Process, everything, name};
 
-/// A process of the test; it ends with it.
-struct Process(Child);
-
-impl Process {
-    fn in_netns(netns: &NetNs) -> Self {
-        let mut sleep = Command::new("sleep");
-        sleep.arg("600");
-        Self(netns.enter(|| sleep.spawn()).unwrap().unwrap())
-    }
-
-    /// One that looks like an injector.
-    fn injector(directory: &Path) -> Self {
-        mkfifo(&directory.join("inject"), Mode::S_IRWXU).unwrap();
-        let mut cat = Command::new("cat");
-        cat.arg0("/proc/self/exe").arg("inject");
-        Self(cat.current_dir(directory).spawn().unwrap())
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// One that looks like an injector.
+fn injector(directory: &Path) -> Process {
+    mkfifo(&directory.join("inject"), Mode::S_IRWXU).unwrap();
+    let mut cat = Command::new("cat");
+    cat.arg0("/proc/self/exe").arg("inject");
+    Process(cat.current_dir(directory).spawn().unwrap())
 }
 
 /// A new agent, on a node that has no other processes than these.
@@ -93,7 +74,7 @@ fn what_no_entry_speaks_of_is_found_removed_and_told() {
     };
     let held = OwnedTable::install(&pair.pod, &held).unwrap();
     let inhabitant = Process::in_netns(&pair.pod);
-    let mut orphan = Process::injector(directory.path());
+    let mut orphan = injector(directory.path());
     let mut node = node(directory.path(), &[&inhabitant, &orphan]);
     assert!(
         node.residue().iter().any(|r| !r.removed),

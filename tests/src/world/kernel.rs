@@ -114,3 +114,76 @@ impl Kernel {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::contract::{self, Faults, Inert};
+    use super::*;
+
+    /// Two faults on one target.
+    #[derive(Default)]
+    struct Fakes {
+        kernel: Kernel,
+        now: Duration,
+        pids: [i32; 2],
+    }
+
+    fn key(fault: usize) -> Key {
+        Key {
+            injection: "run".to_owned(),
+            fault: fault.to_string(),
+            pod: "pod".to_owned(),
+            container: String::new(),
+        }
+    }
+
+    impl Faults for Fakes {
+        fn apply(&mut self, fault: usize, life: Duration) {
+            self.pids[fault] = self.kernel.next_pid();
+            let deadline = self.now + life;
+            self.kernel.spawn(self.pids[fault], key(fault), deadline);
+            self.wait(Duration::ZERO);
+        }
+
+        fn kill(&mut self, fault: usize) {
+            self.kernel.injectors.remove(&self.pids[fault]);
+        }
+
+        fn abandon(&mut self) {
+            self.kernel.abandon(self.now);
+        }
+
+        fn wait(&mut self, time: Duration) {
+            self.now += time;
+            self.kernel.pass_time(self.now, |_| true);
+        }
+
+        fn is_applied(&mut self, fault: usize) -> bool {
+            self.kernel.effects().any(|effect| effect.key == key(fault))
+        }
+    }
+
+    impl Inert for Fakes {
+        const PARTS: usize = 1;
+
+        fn build(&mut self, fault: usize, parts: usize) {
+            if parts > 0 {
+                self.kernel.inert.insert(key(fault));
+            }
+        }
+
+        fn undo(&mut self, fault: usize) {
+            self.kernel.inert.remove(&key(fault));
+        }
+
+        fn is_built(&mut self, fault: usize) -> bool {
+            self.kernel.inert.contains(&key(fault))
+        }
+    }
+
+    #[test]
+    fn the_fake_kernel_keeps_the_contract_of_the_real_one() {
+        contract::effects(Fakes::default);
+        contract::undoing(Fakes::default);
+    }
+}
