@@ -5,12 +5,14 @@
 
 mod beacon;
 mod build;
+mod database;
 mod install;
 mod run;
 mod sample;
 
 pub use beacon::{Beacon, Flight};
 pub use build::{Profile, images};
+pub use database::{Database, Second};
 pub use install::{Installation, NAMESPACE, chart};
 pub use run::{Run, experiment};
 pub use sample::{Reading, Sample};

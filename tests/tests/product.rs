@@ -14,6 +14,7 @@ mod product {
     pub(crate) mod compose;
     pub(crate) mod containers;
     pub(crate) mod cpu;
+    pub(crate) mod database;
     pub(crate) mod disk;
     pub(crate) mod doses;
     pub(crate) mod install;
@@ -82,6 +83,7 @@ const ROUGH: &[&[Test]] = &[
     outage::ROUGH,
     podkill::ROUGH,
     product::install::ROUGH,
+    product::database::ROUGH,
 ];
 
 const NETWORK: &[Test] = &[

@@ -5,6 +5,7 @@
 mod images;
 mod kubernetes;
 mod node_kernel;
+mod postgres;
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -15,6 +16,8 @@ use super::Cache;
 use super::debian;
 use super::guardian::Parts;
 use super::progress::output;
+
+pub use postgres::IMAGE as POSTGRES;
 
 /// Everything that a cluster runs.
 ///
@@ -40,6 +43,15 @@ pub fn all(cache: &Cache) -> Result<Parts> {
 /// When it has to be built and that fails.
 pub fn kernel(cache: &Cache) -> Result<PathBuf> {
     node_kernel::build(cache)
+}
+
+/// An archive with a database and its own load: [`POSTGRES`], with `postgres`, `initdb`, `psql`,
+/// `pg_isready` and `pgbench` in `/usr/local/bin`, and a shell.
+///
+/// # Errors
+/// When it has to be built and that fails.
+pub fn postgres(cache: &Cache) -> Result<PathBuf> {
+    postgres::build(cache)
 }
 
 /// The C compiler, as it names itself.

@@ -1,8 +1,8 @@
-//! What comes from Debian: packages that the machine lacks, and the kernel's source.
+//! What comes from Debian: packages that the machine lacks, the kernel's source, and programs that
+//! images are made of.
 //!
-//! Installing is the only change that the harness makes to the machine. The source package is
-//! from another suite: it is fetched with a temporary configuration, and the machine's own lists
-//! stay as they are.
+//! Installing is the only change that the harness makes to the machine. What is only fetched is
+//! fetched with a configuration and lists of the harness's own: the machine's stay as they are.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -37,7 +37,8 @@ pub(crate) const RUN: [&str; 6] = [
     "runc",
 ];
 
-const SUITE: &str = "trixie-backports";
+/// Where the kernel's source is from.
+const KERNEL_SUITE: &str = "trixie-backports";
 const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// Installs those of the packages that are missing, and says so.
@@ -101,8 +102,10 @@ pub(crate) fn kernel_source(cache: &Cache) -> Result<KernelSource> {
     if let Ok(text) = fs::read_to_string(&path) {
         return serde_json::from_str(&text).with_context(|| format!("read {}", path.display()));
     }
-    say(&format!("looking for the newest kernel source in {SUITE}"));
-    let apt = Apt::open(cache)?;
+    say(&format!(
+        "looking for the newest kernel source in {KERNEL_SUITE}"
+    ));
+    let apt = Apt::open(cache, KERNEL_SUITE)?;
     let source = apt.newest_kernel()?;
     let text = serde_json::to_string(&source).context("write the kernel's version")?;
     fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
@@ -127,7 +130,7 @@ pub(crate) fn download(cache: &Cache, source: &KernelSource) -> Result<PathBuf> 
     if let Some(file) = existing(&directory)? {
         return Ok(file);
     }
-    let apt = Apt::open(cache)?;
+    let apt = Apt::open(cache, KERNEL_SUITE)?;
     let partial = directory.join("partial");
     fs::create_dir_all(&partial).context("create the download directory")?;
     let log = cache.directory("logs")?.join("kernel-source.log");
@@ -150,6 +153,69 @@ pub(crate) fn download(cache: &Cache, source: &KernelSource) -> Result<PathBuf> 
     Ok(target)
 }
 
+/// The name of the suite that this machine runs.
+pub(crate) fn own_suite() -> Result<String> {
+    let text = fs::read_to_string("/etc/os-release").context("read /etc/os-release")?;
+    let name = text
+        .lines()
+        .find_map(|line| line.strip_prefix("VERSION_CODENAME="));
+    Ok(name
+        .context("/etc/os-release names no suite")?
+        .trim_matches('"')
+        .to_owned())
+}
+
+/// Unpacks packages of the machine's own suite below a directory, with all that they need but what
+/// is not wanted. Nothing is installed.
+pub(crate) fn unpack(
+    cache: &Cache,
+    packages: &[&str],
+    is_wanted: impl Fn(&str) -> bool,
+    directory: &Path,
+) -> Result<()> {
+    let apt = Apt::open(cache, &own_suite()?)?;
+    // Where nothing is installed, all that is needed would be, in the suite's own versions.
+    let apt_get = || {
+        let mut command = apt.command("apt-get");
+        command.args(["-o", "Dir::State::status=/dev/null"]);
+        command
+    };
+    let all = output(
+        apt_get()
+            .args(["install", "--simulate", "--no-install-recommends"])
+            .args(packages),
+    )?;
+    let names = all
+        .lines()
+        .filter_map(|line| line.strip_prefix("Inst ")?.split(' ').next())
+        .filter(|name| is_wanted(name));
+    let downloads = directory.with_extension("packages");
+    fs::create_dir_all(&downloads).context("create the download directory")?;
+    let log = cache.directory("logs")?.join("packages.log");
+    Job {
+        name: packages.first().copied().unwrap_or_default(),
+        log: &log,
+        unit: "downloads",
+        is_step: |line| line.starts_with("Get:"),
+    }
+    .run(
+        apt_get()
+            .arg("download")
+            .args(names)
+            .current_dir(&downloads),
+    )?;
+    for entry in fs::read_dir(&downloads).context("list the packages")? {
+        let package = entry.context("list the packages")?.path();
+        output(
+            Command::new("dpkg-deb")
+                .arg("--extract")
+                .arg(package)
+                .arg(directory),
+        )?;
+    }
+    fs::remove_dir_all(&downloads).context("remove the packages")
+}
+
 /// apt with a configuration and lists of its own.
 struct Apt {
     lists: PathBuf,
@@ -157,17 +223,17 @@ struct Apt {
 }
 
 impl Apt {
-    fn open(cache: &Cache) -> Result<Self> {
-        let directory = cache.directory("sources/apt")?;
+    fn open(cache: &Cache, suite: &str) -> Result<Self> {
+        let directory = cache.directory(&format!("sources/apt/{suite}"))?;
         let apt = Self {
             lists: directory.join("lists"),
             sources: directory.join("sources.list"),
         };
         fs::create_dir_all(&apt.lists).context("create the package lists")?;
-        let line = format!("deb [signed-by={KEYRING}] {} {SUITE} main\n", mirror()?);
+        let line = format!("deb [signed-by={KEYRING}] {} {suite} main\n", mirror()?);
         fs::write(&apt.sources, line).context("write the apt configuration")?;
         output(apt.command("apt-get").arg("update"))
-            .with_context(|| format!("read the package lists of {SUITE}"))?;
+            .with_context(|| format!("read the package lists of {suite}"))?;
         Ok(apt)
     }
 
@@ -196,7 +262,7 @@ impl Apt {
             .lines()
             .filter_map(|line| line.split_whitespace().next())
             .max_by_key(|name| version_key(name.trim_start_matches("linux-source-")))
-            .with_context(|| format!("{SUITE} has no kernel source"))?
+            .with_context(|| format!("{KERNEL_SUITE} has no kernel source"))?
             .to_owned();
         let policy = output(
             self.command("apt-cache")

@@ -87,7 +87,7 @@ fn config(image: &Image, layer: &str) -> serde_json::Value {
         "os": "linux",
         "config": {
             "Entrypoint": image.entrypoint,
-            "Env": ["PATH=/usr/bin:/bin"],
+            "Env": ["PATH=/usr/local/bin:/usr/bin:/bin"],
             "Labels": image.labels,
             "User": image.user,
         },

@@ -337,7 +337,8 @@ spec:
     }
 }
 
-fn counter(text: &str, name: &str) -> Option<u64> {
+/// A counter of `/proc/net/snmp` or `snmp6`.
+pub(crate) fn counter(text: &str, name: &str) -> Option<u64> {
     let Some((group, field)) = name.split_once(' ') else {
         let line = text.lines().find(|l| l.split(' ').next() == Some(name))?;
         return line.split_whitespace().nth(1)?.parse().ok();

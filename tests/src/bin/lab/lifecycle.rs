@@ -19,7 +19,7 @@ pub(crate) enum Command {
     Down,
     /// Say how a cluster is
     Status,
-    /// Build all parts of a cluster, and start none
+    /// Build all parts of a cluster, and what tests run on it, and start none
     Build,
 }
 
@@ -33,13 +33,15 @@ pub(crate) fn run(name: &str, command: &Command) -> Result<()> {
         }
         Command::Status => status(name),
         Command::Build => {
-            let parts = build::all(&Cache::open()?)?;
+            let cache = Cache::open()?;
+            let parts = build::all(&cache)?;
             for part in [
                 &parts.kernel,
                 &parts.kubernetes,
                 &parts.helm,
                 &parts.images,
                 &parts.probe,
+                &build::postgres(&cache)?,
             ] {
                 print::line(&part.display().to_string());
             }
