@@ -24,7 +24,7 @@ use crate::{
         proc::{Proc, ProcError, ProcessHandle, boottime},
     },
     model::{Act, ContainerEntry, Counts},
-    node::Settings,
+    node::Node,
     prepare::Refusal,
     targets::Container,
     wire::{BEAT, Down, LEASE, Line, Order, Task, Up, WireError},
@@ -116,6 +116,9 @@ pub(crate) fn is_one(proc: &Proc, pid: i32) -> bool {
     arguments.iter().map(Vec::as_slice).take(2).eq(told) && proc.is_beside(pid, 1)
 }
 
+/// What is told of a kernel that asks about calls on files that were open before.
+pub(crate) const IO_OPENED: &str = "io.opened";
+
 /// The controller in whose hierarchy the container of a fault is looked for.
 pub(crate) fn controller(kind: ContainerKind<'_>) -> &'static str {
     match kind {
@@ -133,14 +136,14 @@ pub(crate) fn plan(
     kind: ContainerKind<'_>,
     container: &NodeContainer,
     found: &Container,
-    settings: &Settings,
+    node: &Node,
 ) -> Result<Act, Refusal> {
     match kind {
         ContainerKind::Cpu(fault) => cpu::plan(fault, found),
         ContainerKind::Memory(fault) => memory::plan(fault, found),
-        ContainerKind::Io(fault) => io::plan(fault, container, found),
+        ContainerKind::Io(fault) => io::plan(fault, container, found, node.has(IO_OPENED)),
         ContainerKind::DiskFill(fault) => {
-            disk::plan(fault, container, found, settings.fill_node_disk)
+            disk::plan(fault, container, found, node.settings.fill_node_disk)
         }
         ContainerKind::Kill(fault) => Ok(kill::plan(fault)),
         ContainerKind::Pause(_) => Ok(Act::Pause),
@@ -175,6 +178,7 @@ pub(crate) fn try_here(kind: &str, cgroups: &Path) -> Option<Result<(), String>>
             Some(Ok(()))
         }
         "io.errno" => Some(io::trial(libc::EIO)),
+        IO_OPENED => Some(io::trial_opened()),
         _ => None,
     }
 }

@@ -160,6 +160,7 @@ pub enum Until {
 }
 
 /// What is done to the calls on a volume.
+#[expect(clippy::struct_excessive_bools, reason = "each is there by itself")]
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct IoAct {
     /// Where the volume is mounted in the container.
@@ -170,6 +171,9 @@ pub struct IoAct {
     pub read: bool,
     /// Writes are hit.
     pub write: bool,
+    /// They are hit on files that were open before, too.
+    #[serde(default)]
+    pub opened: bool,
     /// Which share of them, 0 to 100.
     pub percent: f64,
     /// What becomes of those.

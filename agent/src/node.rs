@@ -134,6 +134,12 @@ impl Node {
         }
     }
 
+    /// Whether this kernel was found to be able to do something, at the agent's start.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        let mut capabilities = self.capabilities.iter();
+        capabilities.any(|c| c.name == name && c.available)
+    }
+
     /// Whether a kind of fault can be injected here, as was tried at the agent's start.
     ///
     /// # Errors

@@ -29,11 +29,12 @@ use crate::{
 /// How long a trial in a process of its own may take.
 const TRIAL: Duration = Duration::from_secs(10);
 /// Kinds that are tried in a process of their own, on the agent's own container.
-const ON_CONTAINERS: [&str; 6] = [
+const ON_CONTAINERS: [&str; 7] = [
     "cpu",
     "memory",
     "io",
     "io.errno",
+    inject::IO_OPENED,
     "diskFill",
     "containerPause",
 ];

@@ -26,7 +26,9 @@ pub struct IoFault {
 
     /// Which calls: Open (files and directories are opened), Read (what is open is read), Write
     /// (what is open is written; where the node's kernel and the volume's file system can tell, the
-    /// fault's message says so if they cannot). Default: all of them.
+    /// fault's message says so if they cannot). Default: all of them. What is done on a file that was
+    /// open before the fault began is hit only by kernels that ask about it, which those since Linux
+    /// 6.14 do not; the fault's message says so.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(min = 1, max = 3))]
     #[x_kube(merge_strategy = kube::core::ListMerge::Set)]

@@ -5,8 +5,9 @@ use std::{
     cmp::Reverse,
     collections::BinaryHeap,
     fs,
+    io::{self, Read as _},
     os::fd::{AsFd as _, BorrowedFd},
-    thread,
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
@@ -27,6 +28,8 @@ use crate::{
 
 /// Any hierarchy will do: only the container's first process is needed.
 pub(super) const CONTROLLER: &str = "pids";
+/// The file that trials are made with.
+const TRIED: &str = "/sys/trial";
 /// How long a trial may take.
 const TRIAL: Duration = Duration::from_secs(5);
 
@@ -35,6 +38,7 @@ pub(super) fn plan(
     fault: &IoFault,
     container: &NodeContainer,
     found: &Container,
+    opened: bool,
 ) -> Result<Act, Refusal> {
     let IoFault {
         volume,
@@ -54,6 +58,7 @@ pub(super) fn plan(
         open: does(IoOperation::Open),
         read: does(IoOperation::Read),
         write: does(IoOperation::Write),
+        opened,
         percent: percent.map_or(100.0, windtunnel_crds::units::Percent::get),
         mode: match (latency, error) {
             (Some(latency), _) => IoMode::Latency {
@@ -150,7 +155,13 @@ fn mark(mount: BorrowedFd<'_>, act: &IoAct) -> Result<(Vec<Group>, String), Stri
         groups.push(group(Class::Read).map_err(|e| chain(&e))?);
         covered.push("reads");
     }
-    Ok((groups, format!("covers {}{missing}", covered.join(", "))))
+    let before = match covered[..] {
+        ["opens"] => "",
+        _ if act.opened => "",
+        _ => "; not on files that were open before: this kernel does not ask about them",
+    };
+    let covered = covered.join(", ");
+    Ok((groups, format!("covers {covered}{missing}{before}")))
 }
 
 impl Calls {
@@ -263,31 +274,64 @@ impl Ord for Late {
     }
 }
 
-/// Has the kernel ask about a file on a file system of this process's own, and refuses with `errno`.
+/// Has the kernel ask about opens on a file system of this process's own, and refuses with `errno`.
 pub(super) fn trial(errno: i32) -> Result<(), String> {
-    let told = |e: nix::Error| e.to_string();
+    let place = trial_file()?;
+    let group = asking(place, Class::Open)?;
+    // One that is never answered ends with the process.
+    let opened = thread::spawn(|| fs::File::open(TRIED).map(drop));
+    match refused(&group, errno, opened)? {
+        Err(error) if error.raw_os_error() == Some(errno) => Ok(()),
+        _ => Err("a call that was refused did not fail as it was told to".to_owned()),
+    }
+}
+
+/// Has the kernel ask about reads there while a file is open already: newer kernels do not, unless
+/// somebody had them ask when it was opened.
+pub(super) fn trial_opened() -> Result<(), String> {
+    let place = trial_file()?;
+    let mut file = fs::File::open(TRIED).map_err(|e| e.to_string())?;
+    let group = asking(place, Class::Read)?;
+    let read = thread::spawn(move || file.read(&mut [0]).map(drop));
+    match refused(&group, libc::EPERM, read)? {
+        Err(_) => Ok(()),
+        Ok(()) => Err("the kernel does not ask about files that were open before".to_owned()),
+    }
+}
+
+/// A file on a file system of this process's own; says where that is mounted.
+fn trial_file() -> Result<&'static str, String> {
     let place = scratch::enter()?;
-    fs::write("/sys/trial", "").map_err(|e| e.to_string())?;
+    fs::write(TRIED, "x").map_err(|e| e.to_string())?;
+    Ok(place)
+}
+
+fn asking(place: &str, class: Class) -> Result<Group, String> {
     let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
-    let directory = nix::fcntl::open(place, flags, Mode::empty()).map_err(told)?;
+    let directory =
+        nix::fcntl::open(place, flags, Mode::empty()).map_err(|e: nix::Error| e.to_string())?;
     let group = Group::new().map_err(|e| chain(&e))?;
     group
-        .mark(directory.as_fd(), Class::Open)
+        .mark(directory.as_fd(), class)
         .map_err(|e| chain(&e))?;
-    // One that is never answered ends with the process.
-    let opener = thread::spawn(|| fs::File::open("/sys/trial").map_err(|e| e.raw_os_error()));
+    Ok(group)
+}
+
+/// What comes of a call while all that the kernel asks about is refused.
+fn refused(
+    group: &Group,
+    errno: i32,
+    call: JoinHandle<io::Result<()>>,
+) -> Result<io::Result<()>, String> {
     let until = Instant::now() + TRIAL;
     while Instant::now() < until {
-        for call in group.waiting().map_err(|e| chain(&e))? {
+        for waiting in group.waiting().map_err(|e| chain(&e))? {
             group
-                .answer(&call, Answer::Fail(errno))
+                .answer(&waiting, Answer::Fail(errno))
                 .map_err(|e| chain(&e))?;
         }
-        if opener.is_finished() {
-            return match opener.join() {
-                Ok(Err(Some(failed))) if failed == errno => Ok(()),
-                _ => Err("a call that was refused did not fail as it was told to".to_owned()),
-            };
+        if call.is_finished() {
+            return call.join().map_err(|_| "a call was not made".to_owned());
         }
         thread::sleep(Duration::from_millis(1));
     }

@@ -61,7 +61,7 @@ fn find(
                 error => Err((error.reason(), chain(&error))),
             },
         )?;
-    let act = inject::plan(kind, container, &found, &node.settings).map_err(Err)?;
+    let act = inject::plan(kind, container, &found, node).map_err(Err)?;
     Ok(ContainerEntry {
         id: container.id.clone(),
         cgroup: found.cgroup,

@@ -207,6 +207,7 @@ fn act(kind: ContainerKind<'_>) -> Act {
             open: true,
             read: true,
             write: true,
+            opened: true,
             percent: 100.0,
             mode: match fault {
                 _ if fault.latency.is_some() => IoMode::Latency {

@@ -1,6 +1,7 @@
 //! I/O faults on real mounts: what waits, who does not, and that all go on when the holder dies.
 
 use std::fs;
+use std::io::{Read as _, Write as _};
 use std::os::unix::process::CommandExt as _;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -24,6 +25,7 @@ fn act(mode: IoMode) -> IoAct {
         open: true,
         read: true,
         write: true,
+        opened: true,
         percent: 100.0,
         mode,
     }
@@ -186,6 +188,90 @@ fn calls_are_late_by_what_was_asked_for_writes_too() {
     assert_eq!(fs::read_to_string("/mnt/ext4/wt-late/new").unwrap(), "x");
 }
 
+/// Runs in a thread that sees the container's mounts, as a program in it would.
+fn among<T: Send>(container: &Container, run: impl FnOnce() -> T + Send) -> T {
+    unshare(CloneFlags::CLONE_FS).unwrap();
+    let mounts = format!("/proc/{}/ns/mnt", container.init.id());
+    setns(fs::File::open(mounts).unwrap(), CloneFlags::CLONE_NEWNS).unwrap();
+    run()
+}
+
+#[test]
+fn no_call_is_early_and_how_late_it_is_is_told() {
+    let container = container("exact", "/mnt/ext4/wt-exact");
+    let delay = Duration::from_millis(10);
+    let mode = IoMode::Latency {
+        delay,
+        jitter: Duration::ZERO,
+    };
+    let mut injector = Injector::applied(&container, Act::Io(act(mode)));
+    let open = || {
+        let start = Instant::now();
+        fs::File::open("/mnt/wt-io/file").unwrap();
+        start.elapsed()
+    };
+    let opens = || (0..200).map(|_| open()).collect::<Vec<_>>();
+    let mut took = thread::scope(|scope| {
+        let caller = scope.spawn(|| among(&container, opens));
+        while !caller.is_finished() {
+            injector.hold(Duration::from_millis(50));
+        }
+        caller.join().unwrap()
+    });
+    took.sort_unstable();
+    let within = took
+        .iter()
+        .filter(|t| **t < delay + Duration::from_millis(1));
+    eprintln!(
+        "200 opens that are to take 10 ms: {} within a millisecond, p50 {:?}, p99 {:?}, longest {:?}",
+        within.count(),
+        took[100],
+        took[198],
+        took[199],
+    );
+    assert!(took[0] >= delay, "{:?}", took[0]);
+}
+
+/// Reads and writes on a file; whether each failed.
+fn read_and_write(mut file: fs::File, injector: &mut Injector) -> [bool; 2] {
+    let calls = move || [file.read(&mut [0]).is_err(), file.write(b"x").is_err()];
+    let called = thread::spawn(calls);
+    while !called.is_finished() {
+        injector.hold(Duration::from_millis(20));
+    }
+    called.join().unwrap()
+}
+
+#[test]
+fn what_was_open_before_is_hit_or_said_not_to_be() {
+    let tried = Command::new(env!("CARGO_BIN_EXE_windtunnel-agent"))
+        .args(["try", "--cgroups", "/", "io.opened"])
+        .status();
+    let opened = tried.unwrap().success();
+    let container = container("before", "/mnt/ext4/wt-before");
+    let calls = IoAct {
+        open: false,
+        opened,
+        ..act(IoMode::Error(libc::EPERM))
+    };
+    let open = || {
+        let mut file = fs::File::options();
+        let file = file.read(true).write(true).open("/mnt/wt-io/file");
+        file.unwrap()
+    };
+    let open = || thread::scope(|s| s.spawn(|| among(&container, open)).join().unwrap());
+    let before = open();
+    let mut injector = Injector::start(Task::Container(container.entry(Act::Io(calls))));
+    let Up::Applied { note, .. } = injector.first() else {
+        panic!("it is not applied");
+    };
+    eprintln!("{note}");
+    assert_eq!(note.contains("open before"), !opened, "{note}");
+    let after = open();
+    assert_eq!(read_and_write(before, &mut injector), [opened; 2]);
+    assert_eq!(read_and_write(after, &mut injector), [true; 2]);
+}
+
 #[test]
 fn half_of_the_calls_are_half_of_the_calls() {
     let container = container("half", "/tmp/wt-half");
@@ -214,7 +300,7 @@ fn a_busy_volume_keeps_no_injector_from_its_heartbeats() {
     let mut injector = Injector::applied(&container, Act::Io(fifth));
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
-        let busy = || open_until(&container, &is_over);
+        let busy = || among(&container, || open_until(&is_over));
         let busy: Vec<_> = (0..16).map(|_| scope.spawn(busy)).collect();
         // Longer than its lease lasts without a heartbeat.
         let held = catch_unwind(AssertUnwindSafe(|| injector.hold(2 * LEASE)));
@@ -241,10 +327,7 @@ fn a_busy_volume_keeps_no_injector_from_its_heartbeats() {
 }
 
 /// Opens a file of the container's volume again and again.
-fn open_until(container: &Container, is_over: &AtomicBool) {
-    unshare(CloneFlags::CLONE_FS).unwrap();
-    let mounts = format!("/proc/{}/ns/mnt", container.init.id());
-    setns(fs::File::open(mounts).unwrap(), CloneFlags::CLONE_NEWNS).unwrap();
+fn open_until(is_over: &AtomicBool) {
     while !is_over.load(Ordering::Relaxed) {
         // One in five fails.
         let _ = fs::File::open("/mnt/wt-io/file");
