@@ -246,6 +246,7 @@ fn read_and_write(mut file: fs::File, injector: &mut Injector) -> [bool; 2] {
 fn what_was_open_before_is_hit_or_said_not_to_be() {
     let tried = Command::new(env!("CARGO_BIN_EXE_windtunnel-agent"))
         .args(["try", "--cgroups", "/", "io.opened"])
+        .stdout(Stdio::null())
         .status();
     let opened = tried.unwrap().success();
     let container = container("before", "/mnt/ext4/wt-before");
