@@ -3,7 +3,7 @@
 use std::{future::Future, time::Duration};
 
 use futures::{StreamExt as _, stream};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::{
     api::{core::v1::Pod, policy::v1::Eviction},
     apimachinery::pkg::apis::meta::v1::{DeleteOptions, MicroTime, ObjectMeta},
@@ -16,7 +16,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 use thiserror::Error;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 use windtunnel_crds::{
     ChaosExperiment, ChaosExperimentStatus, NodeInjection,
     fault::KillMethod,
@@ -77,7 +77,24 @@ impl ActError {
     }
 }
 
-/// Carries out `actions` for `experiment`, decided at `now`; neighbours of one kind at the same time, kinds in
+/// When a decision was made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Made {
+    /// By the clock that it speaks of.
+    pub(crate) at: Timestamp,
+    /// The same moment on the monotonic clock.
+    pub(crate) since: Instant,
+}
+
+impl Made {
+    /// The time now, if a step of the clock is left out.
+    fn now(self) -> Timestamp {
+        let passed = SignedDuration::try_from(self.since.elapsed()).unwrap_or(SignedDuration::MAX);
+        self.at.saturating_add(passed).unwrap_or(Timestamp::MAX)
+    }
+}
+
+/// Carries out `actions` for `experiment`; neighbours of one kind at the same time, kinds in
 /// order. Stops at the first kind of which one fails; what was to be told is told even so, unless
 /// it is the status that could not be written.
 ///
@@ -87,7 +104,7 @@ pub(crate) async fn act(
     ctx: &Ctx,
     experiment: &ChaosExperiment,
     actions: Vec<Action>,
-    now: Timestamp,
+    made: Made,
 ) -> Result<(), ActError> {
     let mut actions = actions.into_iter().peekable();
     let mut failed = None;
@@ -102,7 +119,7 @@ pub(crate) async fn act(
             batch.push(next);
         }
         let mut done = stream::iter(batch)
-            .map(|action| perform(ctx, experiment, action, now))
+            .map(|action| perform(ctx, experiment, action, made))
             .buffer_unordered(PARALLEL);
         while let Some(result) = done.next().await {
             match result {
@@ -119,7 +136,7 @@ async fn perform(
     ctx: &Ctx,
     experiment: &ChaosExperiment,
     action: Action,
-    now: Timestamp,
+    made: Made,
 ) -> Result<(), ActError> {
     if !may_write(&ctx.leadership) {
         return Err(ActError::NotLeader);
@@ -150,11 +167,16 @@ async fn perform(
                 request(ctx, "delete a node injection", api.delete(&name, &params)).await,
             )
         }
+        // Whoever was held up since the decision is too late: the next pass says so.
+        Action::Kill(kill) if made.now() >= kill.before => Ok(()),
         Action::Kill(kill) => {
             let uid = kill.uid.clone();
             let result = remove_pod(ctx, kill).await;
             let refusal = result.as_ref().err().map(|error| chain(error));
-            let attempt = Attempt { at: now, refusal };
+            let attempt = Attempt {
+                at: made.at,
+                refusal,
+            };
             ctx.recent.tried(experiment, uid, attempt);
             // One that a disruption budget forbids is asked for again later.
             fine_if(|status| status.code == 429, result)
@@ -327,6 +349,7 @@ async fn remove_pod(ctx: &Ctx, kill: Kill) -> Result<(), ActError> {
         uid,
         grace_period_seconds,
         method,
+        before: _,
     } = kill;
     let api: Api<Pod> = Api::namespaced(ctx.client.clone(), &namespace);
     match method {

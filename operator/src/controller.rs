@@ -135,9 +135,13 @@ async fn pass(
     experiment: Arc<ChaosExperiment>,
     now: Timestamp,
 ) -> Result<Option<Timestamp>, Error> {
+    let made = act::Made {
+        at: now,
+        since: Instant::now(),
+    };
     let (observed, unread) = observe::observe(ctx, experiment, now).await?;
     let decision = decide::decide(&observed, now);
-    act::act(ctx, &observed.experiment, decision.actions, now).await?;
+    act::act(ctx, &observed.experiment, decision.actions, made).await?;
     unread.map_or(Ok(decision.wake_at), |error| Err(error.into()))
 }
 

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use windtunnel_crds::{
     ChaosExperimentStatus, NodeAgent, NodeAgentSpec, NodeAgentStatus, NodeInjectionStatus,
     conditions::{ConditionType, condition},
+    fault::KillMethod,
     injection::{Audit, InjectionPhase, TargetState, TargetStatus},
     status::Phase,
 };
@@ -16,7 +17,7 @@ use windtunnel_crds::{
 use super::*;
 use crate::{
     Cli, Command,
-    decide::testing,
+    decide::{Action, Kill, testing},
     mock::{Refusal, Server, When},
 };
 
@@ -259,6 +260,33 @@ fn is_as_it_should_be(bench: &Bench, told: &str) {
     );
     let pods = bench.server.below::<Value>(PODS);
     assert_eq!(pods.len(), 1, "{told}: one pod was evicted, one is left");
+}
+
+#[tokio::test]
+async fn a_removal_that_was_held_up_beyond_the_deadline_is_not_made() {
+    let bench = Bench::new();
+    let kill = |before| {
+        Action::Kill(Kill {
+            namespace: "shop".to_owned(),
+            name: "p0".to_owned(),
+            uid: "p0-uid".to_owned(),
+            grace_period_seconds: None,
+            method: KillMethod::Delete,
+            before,
+        })
+    };
+    let made = act::Made {
+        at: bench.now,
+        since: Instant::now() - Duration::from_secs(10),
+    };
+    let experiment = bench.experiment();
+    for (seconds, writes) in [(9, 0), (60, 1)] {
+        let before = bench.now + SignedDuration::from_secs(seconds);
+        let done = act::act(&bench.ctx, &experiment, vec![kill(before)], made).await;
+        done.unwrap();
+        let written = bench.server.writes();
+        assert_eq!(written.len(), writes, "{written:?}");
+    }
 }
 
 #[tokio::test]

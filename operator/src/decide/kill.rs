@@ -24,6 +24,8 @@ pub struct Kill {
     pub grace_period_seconds: Option<i64>,
     /// Delete or evict.
     pub method: KillMethod,
+    /// The run's deadline: from then on it is left alone, whoever was held up.
+    pub before: Timestamp,
 }
 
 /// A try to remove a pod.
@@ -81,6 +83,9 @@ pub(crate) fn proceed(
         let last = observed.attempts.get(uid);
         last.is_some_and(|last| now < last.at + AGAIN)
     };
+    let told = experiment.status.as_ref();
+    let deadline = told.and_then(|s| s.deadline.as_ref());
+    let before = deadline.map_or(Timestamp::MAX, |deadline| deadline.0);
     let kills = there
         .iter()
         .filter(|pod| !is_tried(&pod.uid))
@@ -92,6 +97,7 @@ pub(crate) fn proceed(
                 .grace_period
                 .map(|d| i64::try_from(d.get().as_secs()).unwrap_or(i64::MAX)),
             method: kill.method,
+            before,
         })
         .collect();
     count(status, there.len(), left, refusal(observed, status));

@@ -278,6 +278,7 @@ fn perform(
             api.patch(&name, resource_version.as_ref(), change)?;
         }
         Action::Delete { name, uid } => api.delete_injection(&name, uid.as_ref()),
+        Action::Kill(kill) if wall(now) >= kill.before => {}
         Action::Kill(kill) => {
             let result = laws.kills(now, api, &kill);
             api.pods.retain(|p| p.uid != kill.uid);
