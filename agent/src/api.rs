@@ -34,6 +34,7 @@ use tokio::{
 use windtunnel_crds::{
     NodeAgent, NodeAgentSpec, NodeAgentStatus, NodeInjection,
     names::{AGENT, LEASE, STOP_CONFIG_MAP},
+    node_agent::Capability,
 };
 use windtunnel_runtime::chain;
 
@@ -71,6 +72,8 @@ pub enum News {
     Lease(Sighting),
     /// Whether the emergency stop is in force.
     Stop(bool),
+    /// What failed at the agent's start works now.
+    Capable(Capability),
 }
 
 /// The operator's lease as it was seen.
@@ -102,7 +105,8 @@ impl Inbox {
         Self { sender, wake }
     }
 
-    fn tell(&self, news: News) {
+    /// Tells it something, and wakes it.
+    pub fn tell(&self, news: News) {
         // Without a receiver the process is ending.
         let _ = self.sender.send(news);
         let _ = self.wake.write(1);

@@ -80,12 +80,14 @@ pub(crate) fn names<'a>(entries: impl Iterator<Item = &'a Entry>) -> BTreeSet<St
         .collect()
 }
 
-/// Children of injectors that are dead, among the processes of a container; they are killed.
+/// Children of injectors that are dead, among the processes of a container; they are killed. Those that
+/// are dying with an injector, as one of another fault that ends at the same time, are not left.
 fn children(node: &Node, group: &Path) -> Vec<Residue> {
     let proc = &node.settings.places.proc;
     let mut found = Vec::new();
     for process in cgroup::processes(proc, group).unwrap_or_default() {
         let is_orphan = child::is_one(proc, process.pid)
+            && !proc.is_dying(process.pid)
             && proc
                 .parent(process.pid)
                 .is_none_or(|parent| !node.supervisor.is_injector(parent));

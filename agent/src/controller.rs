@@ -173,6 +173,7 @@ impl Controller {
                 known.lease_seen = known.lease_seen.max(Some(sighting.at));
             }
             News::Stop(stop) => known.stop = Some(stop),
+            News::Capable(capability) => self.node.learn(capability),
         }
     }
 

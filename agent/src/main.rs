@@ -3,6 +3,7 @@
 
 use std::{
     io::Write as _,
+    path::PathBuf,
     process::ExitCode,
     sync::{Arc, mpsc},
     thread,
@@ -13,7 +14,7 @@ use clap::Parser as _;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use tokio::sync::{mpsc as tokio_mpsc, watch};
 use windtunnel_agent::{
-    api::{self, Inbox, Outbox},
+    api::{self, Inbox, News, Outbox},
     args::{Args, Child, Command, Run},
     burn,
     controller::{ControlError, Controller, Lines},
@@ -32,6 +33,9 @@ use windtunnel_runtime::{
     Admin, AdminError, CancellationToken, ClientError, LogFormat, Pulse, Readiness, STANDSTILL,
     chain, client, init_logs, on_signal, serve,
 };
+
+/// After which time what the node could not do is tried again.
+const AGAIN: Duration = Duration::from_mins(1);
 
 #[derive(Debug, thiserror::Error)]
 enum MainError {
@@ -114,7 +118,10 @@ fn start(run: Run) -> Result<(), MainError> {
     };
     let (metrics, registry) = Metrics::new();
     let node = Node::new(settings, &run.journal, metrics)?;
-    let node = node.with_capabilities(probe::capabilities(&run.cgroups));
+    let capabilities = probe::capabilities(&run.cgroups);
+    let failed = capabilities.iter().filter(|c| !c.available);
+    let failed = failed.map(|c| c.name.clone()).collect();
+    let node = node.with_capabilities(capabilities);
     let wake = Arc::new(
         EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
             .map_err(MainError::Wake)?,
@@ -132,6 +139,7 @@ fn start(run: Run) -> Result<(), MainError> {
     };
     let guards = vec![readiness.block("the API server and the operator")];
     let inbox = Inbox::new(news, wake.clone());
+    try_again(failed, run.cgroups.clone(), inbox.clone()).map_err(MainError::Start)?;
     let outbox = Outbox {
         reports: reported,
         agent: shown,
@@ -156,6 +164,20 @@ fn start(run: Run) -> Result<(), MainError> {
     Controller::new(node, lines, pulse).run(guards, &shutdown)?;
     // It has cancelled the token, or seen it cancelled: it is ending.
     api.join().unwrap_or(Err(MainError::Ended))
+}
+
+/// Tries in the background, now and then, what the node could not do. The thread ends with the process.
+fn try_again(failed: Vec<String>, cgroups: PathBuf, inbox: Inbox) -> std::io::Result<()> {
+    let work = move || {
+        probe::again(
+            failed,
+            || thread::sleep(AGAIN),
+            |kind| probe::attempt(&cgroups, kind),
+            |capability| inbox.tell(News::Capable(capability)),
+        );
+    };
+    let trials = thread::Builder::new().name("trials".to_owned());
+    trials.spawn(work).map(drop)
 }
 
 /// What the API side's thread runs.

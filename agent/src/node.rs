@@ -134,13 +134,22 @@ impl Node {
         }
     }
 
-    /// Whether this kernel was found to be able to do something, at the agent's start.
+    /// Whether this kernel was found to be able to do something.
     pub(crate) fn has(&self, name: &str) -> bool {
         let mut capabilities = self.capabilities.iter();
         capabilities.any(|c| c.name == name && c.available)
     }
 
-    /// Whether a kind of fault can be injected here, as was tried at the agent's start.
+    /// Takes in what was found to work by now.
+    pub(crate) fn learn(&mut self, capability: Capability) {
+        let mut all = self.capabilities.iter_mut();
+        if let Some(known) = all.find(|known| known.name == capability.name) {
+            tracing::info!(name = capability.name, "this node can do what it could not");
+            *known = capability;
+        }
+    }
+
+    /// Whether a kind of fault can be injected here, as was tried last.
     ///
     /// # Errors
     /// A reason and a sentence.

@@ -28,8 +28,10 @@ use crate::{
 
 /// How long a trial in a process of its own may take.
 const TRIAL: Duration = Duration::from_secs(10);
-/// Kinds that are tried in a process of their own, on the agent's own container.
-const ON_CONTAINERS: [&str; 7] = [
+/// What is tried.
+const KINDS: [&str; 9] = [
+    "network",
+    "network.reset",
     "cpu",
     "memory",
     "io",
@@ -42,12 +44,43 @@ const ON_CONTAINERS: [&str; 7] = [
 /// Tries every kind of fault.
 #[must_use]
 pub fn capabilities(cgroups: &Path) -> Vec<Capability> {
-    let mut all = vec![
-        capability("network", network().map_err(|e| chain(&e))),
-        capability("network.reset", inject::try_reset()),
-    ];
-    all.extend(ON_CONTAINERS.map(|kind| capability(kind, elsewhere(cgroups, kind))));
-    all
+    KINDS.iter().map(|kind| attempt(cgroups, kind)).collect()
+}
+
+/// Tries one: on a network of its own, or in a process of its own, on the agent's own container.
+#[must_use]
+pub fn attempt(cgroups: &Path, kind: &str) -> Capability {
+    let tried = match kind {
+        "network" => network().map_err(|e| chain(&e)),
+        "network.reset" => inject::try_reset(),
+        kind => elsewhere(cgroups, kind),
+    };
+    Capability {
+        name: kind.to_owned(),
+        available: tried.is_ok(),
+        message: tried.err().unwrap_or_default(),
+    }
+}
+
+/// Tries what has failed again after each pause, and tells what works now: a node that was too busy is
+/// none that cannot. Returns when nothing is left.
+pub fn again(
+    mut failed: Vec<String>,
+    pause: impl Fn(),
+    attempt: impl Fn(&str) -> Capability,
+    tell: impl Fn(Capability),
+) {
+    while !failed.is_empty() {
+        pause();
+        failed.retain(|kind| {
+            let tried = attempt(kind);
+            let has_failed = !tried.available;
+            if tried.available {
+                tell(tried);
+            }
+            has_failed
+        });
+    }
 }
 
 /// The name of the capability that a kind of fault needs.
@@ -66,14 +99,6 @@ pub fn name(kind: NodeKind<'_>) -> &'static str {
             Some(error) if error.errno != IoErrno::EPERM => "io.errno",
             _ => "io",
         },
-    }
-}
-
-fn capability(name: &str, tried: Result<(), String>) -> Capability {
-    Capability {
-        name: name.to_owned(),
-        available: tried.is_ok(),
-        message: tried.err().unwrap_or_default(),
     }
 }
 
@@ -165,4 +190,31 @@ fn chain_of(detour: &Detour) -> Option<Chain> {
             index: detour.ifb_index?,
         }),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::{Cell, RefCell};
+
+    use super::*;
+
+    #[test]
+    fn what_has_failed_is_tried_until_it_works() {
+        let (pauses, told) = (Cell::new(0), RefCell::new(Vec::new()));
+        let pause = || pauses.set(pauses.get() + 1);
+        let attempt = |kind: &str| Capability {
+            name: kind.to_owned(),
+            available: kind == "io" || pauses.get() == 3,
+            message: "no outcome in time".to_owned(),
+        };
+        let tell = |works: Capability| told.borrow_mut().push((works.name, pauses.get()));
+        again(
+            vec!["cpu".to_owned(), "io".to_owned()],
+            pause,
+            attempt,
+            tell,
+        );
+        let told = told.into_inner();
+        assert_eq!(told, [("io".to_owned(), 1), ("cpu".to_owned(), 3)]);
+    }
 }

@@ -57,7 +57,8 @@ pub struct NodeAgentStatus {
     /// The boot id of the node's kernel.
     #[serde(default)]
     pub boot_id: String,
-    /// What this node's kernel can do, found out by doing it at the agent's start.
+    /// What this node's kernel can do, found out by doing it at the agent's start; what failed
+    /// is tried again each minute.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub capabilities: Vec<Capability>,
     /// The kinds of fault that can be injected here.

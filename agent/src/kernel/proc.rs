@@ -75,6 +75,7 @@ struct Stat {
 
 /// `PF_EXITING` of the kernel's `include/linux/sched.h`: set before anything is given up.
 const EXITING: u32 = 4;
+const KILLED: u64 = 1 << (libc::SIGKILL - 1);
 
 /// A `/proc`, by default the real one.
 #[derive(Debug, Clone)]
@@ -151,6 +152,18 @@ impl Proc {
     pub fn is_exiting(&self, pid: i32) -> bool {
         let stat = self.stat(pid).ok().flatten();
         stat.is_none_or(|stat| stat.flags & EXITING != 0)
+    }
+
+    /// The same, or it was killed, as by the end of its parent, and a busy node is late with it.
+    #[must_use]
+    pub fn is_dying(&self, pid: i32) -> bool {
+        let status = fs::read_to_string(self.path(pid).join("status")).unwrap_or_default();
+        let mut pending = status.lines().filter_map(|line| {
+            let mask = line.strip_prefix("SigPnd:");
+            let mask = mask.or_else(|| line.strip_prefix("ShdPnd:"))?;
+            u64::from_str_radix(mask.trim(), 16).ok()
+        });
+        pending.any(|mask| mask & KILLED != 0) || self.is_exiting(pid)
     }
 
     /// The arguments that a process was started with; none if it is gone or cannot be read.
@@ -415,12 +428,23 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("42")).unwrap();
         let proc = Proc::new(dir.path());
-        for (flags, is_exiting) in [(0, false), (0x40_0100, false), (0x40_0104, true)] {
+        for (flags, is_exiting) in [(0x40_0104, true), (0x40_0100, false), (0, false)] {
             let line = format!("42 (hog) R 1 1 1 0 -1 {flags}{} 7 0\n", " 0".repeat(12));
             fs::write(dir.path().join("42/stat"), line).unwrap();
             assert_eq!(proc.is_exiting(42), is_exiting, "{flags:#x}");
         }
         assert!(proc.is_exiting(43), "one that is gone");
+        for (own, shared, is_dying) in [
+            (0, 0, false),
+            (0x4001, 0x1, false),
+            (0x100, 0, true),
+            (0, 0x100, true),
+        ] {
+            let status = format!("Name:\thog\nSigPnd:\t{own:016x}\nShdPnd:\t{shared:016x}\n");
+            fs::write(dir.path().join("42/status"), status).unwrap();
+            assert_eq!(proc.is_dying(42), is_dying, "{own:#x} {shared:#x}");
+        }
+        assert!(proc.is_dying(43), "one that is gone");
     }
 
     #[test]
