@@ -6,6 +6,7 @@
 mod beacon;
 mod build;
 mod database;
+pub mod deck;
 mod install;
 mod run;
 mod sample;

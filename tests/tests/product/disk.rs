@@ -16,18 +16,21 @@ pub(crate) const GENTLE: &[Test] = &[(
 )];
 
 const SOON: Duration = Duration::from_mins(1);
-const NODE: &str = "node2";
+/// The node that they are on.
+pub(crate) const NODE: &str = "node2";
 /// What a write is told where there is no space.
 const ENOSPC: i32 = 28;
 
 /// A file system of the node's, on a disk of its own; it is unmounted with this value.
-struct Disk<'a> {
+pub(crate) struct Disk<'a> {
     stage: &'a Stage,
-    place: String,
+    /// Where it is mounted.
+    pub(crate) place: String,
 }
 
 impl<'a> Disk<'a> {
-    fn mount(space: &Space<'a>) -> Result<Self> {
+    /// Makes one for a test.
+    pub(crate) fn mount(space: &Space<'a>) -> Result<Self> {
         let disk = Self {
             stage: space.stage,
             place: format!("/mnt/{}", space.name),

@@ -43,7 +43,8 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
-    fn is_well(&self, count: usize) -> bool {
+    /// Whether so many calls of each kind succeeded.
+    pub(crate) fn is_well(&self, count: usize) -> bool {
         [&self.open, &self.read, &self.write]
             .iter()
             .all(|calls| calls.millis.len() == count)

@@ -28,7 +28,12 @@ pub(crate) struct Lamp {
 impl Lamp {
     /// Begins to look at an echo, and waits until it answers.
     pub(crate) fn light(stage: &Stage, echo: &Pod) -> Result<Self> {
-        let address: SocketAddr = at(&echo.v4, ECHO)
+        Self::light_at(stage, echo, ECHO)
+    }
+
+    /// The same, for an echo at another port.
+    pub(crate) fn light_at(stage: &Stage, echo: &Pod, port: u16) -> Result<Self> {
+        let address: SocketAddr = at(&echo.v4, port)
             .parse()
             .with_context(|| format!("the address of {}", echo.name))?;
         let lamp = Self {
@@ -60,13 +65,34 @@ impl Lamp {
     /// When the echo was first and last seen dark since a moment: the first and the last packet of
     /// rows of lost ones.
     pub(crate) fn dark(&self, since: Instant) -> (Option<Instant>, Option<Instant>) {
+        self.rows(since, LOST, |flight| flight.back.is_none())
+    }
+
+    /// The same of rows whose packets left at moments that count, and were lost, or away for so long if
+    /// that is asked for.
+    pub(crate) fn dim(
+        &self,
+        since: Instant,
+        away: Option<Duration>,
+        counts: impl Fn(Instant) -> bool,
+    ) -> (Option<Instant>, Option<Instant>) {
+        self.rows(since, away.unwrap_or(LOST), |flight| {
+            let is_late = |took| away.is_some_and(|away| took >= away);
+            flight.took().is_none_or(is_late) && counts(flight.left)
+        })
+    }
+
+    fn rows(
+        &self,
+        since: Instant,
+        judged_after: Duration,
+        is_one: impl Fn(&Flight) -> bool,
+    ) -> (Option<Instant>, Option<Instant>) {
         let flights = self.beacon.since(since);
-        let old = &flights[..flights.partition_point(|f| f.left.elapsed() > LOST)];
-        let mut dark = old
-            .windows(ROW)
-            .filter(|row| row.iter().all(|f| f.back.is_none()));
-        let first = dark.next();
-        let last = dark.next_back().or(first);
+        let old = &flights[..flights.partition_point(|f| f.left.elapsed() > judged_after)];
+        let mut rows = old.windows(ROW).filter(|row| row.iter().all(&is_one));
+        let first = rows.next();
+        let last = rows.next_back().or(first);
         (
             first.map(|row| row[0].left),
             last.map(|row| row[row.len() - 1].left),

@@ -1,145 +1,288 @@
-//! Torture: runs back to back, and in each something is killed, stopped or cut off at a moment of
-//! chance. After each the traffic is normal within the bound, the kernel's state is as before, and
-//! the status is true. `WINDTUNNEL_TORTURE_ROUNDS` says how many rounds, `WINDTUNNEL_TORTURE_SEED`
-//! where chance begins.
+//! Torture: runs back to back, each with faults of chance on one pod, and in each something is killed,
+//! stopped or cut off at a moment of chance. After each the traffic is normal within the bound, nothing
+//! runs, is held or stands still that did not before, the kernel's state is as before, and the status is
+//! true. `WINDTUNNEL_TORTURE_ROUNDS` says how many rounds, `WINDTUNNEL_TORTURE_SEED` where chance begins.
 
+mod body;
+mod deeds;
+mod look;
+
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use windtunnel_tests::cluster::poll::{reach, until};
-use windtunnel_tests::cluster::{Action, Signal};
+use jiff::Timestamp;
+use windtunnel_tests::cluster::poll::until;
 use windtunnel_tests::product::Run;
+use windtunnel_tests::product::deck::{Dealer, End, Fault, Kind, Round};
 
-use super::scene::{SOON, Scene, Stopped, agent_is_ready};
+use super::disk::NODE;
+use super::scene::{SOON, agent_is_ready};
 use super::stage::{Stage, Test};
+use body::{BOUND, Body, Ground};
+use deeds::DEEDS;
+use look::{Look, Watch};
 
 pub(crate) const ROUGH: &[Test] = &[("torture_leaves_nothing", torture_leaves_nothing)];
 
-/// Rounds where nothing else is asked for.
-const ROUNDS: u64 = 8;
+/// Rounds where nothing else is asked for: so many meet every kind of fault.
+const ROUNDS: usize = 8;
 /// How long each run lasts.
 const WINDOW: Duration = Duration::from_secs(8);
-/// By when after its window a fault must be gone, whatever was done: the longest lease, and a
-/// loaded machine's patience.
-const BOUND: Duration = Duration::from_secs(8);
 /// How long a run may take to its end: the grace of the control plane, its bounds, and patience.
 const END: Duration = Duration::from_mins(2);
-/// How long parts are away that are stopped or cut off.
-const AWAY: Duration = Duration::from_secs(5);
 
-type Deed = (&'static str, fn(&Scene<'_>) -> Result<()>);
+/// How long at worst effects of a kind were seen after the windows, and after what ended them before
+/// that: the deed, or the user.
+#[derive(Default)]
+struct Worst {
+    rounds: usize,
+    seen: usize,
+    after_window: Duration,
+    after_end: Duration,
+}
 
-const DEEDS: &[Deed] = &[
-    ("nothing", |_| Ok(())),
-    ("kill the injectors", |s| injectors(s, Signal::SIGKILL)),
-    ("stop the injectors", |s| injectors(s, Signal::SIGSTOP)),
-    ("kill the agent", kill_agent),
-    ("stop the agent", stop_agent),
-    ("kill agent and injectors", |s| {
-        injectors(s, Signal::SIGKILL)?;
-        kill_agent(s)
-    }),
-    ("delete the agent's pod", delete_agent),
-    ("kill the leading operator", kill_leader),
-    ("stop the API server for a moment", |s| {
-        component(s, "apiserver", Action::Pause, Action::Resume)
-    }),
-    ("kill the API server", |s| {
-        component(s, "apiserver", Action::Kill, Action::Start)
-    }),
-    ("kill etcd", |s| {
-        component(s, "etcd", Action::Kill, Action::Start)
-    }),
-    ("cut the node off", cut),
-    ("kill kubelet", |s| service(s, "kubelet")),
-    ("kill containerd", |s| service(s, "containerd")),
-];
+/// What was seen of a fault in a round.
+struct Seen {
+    kind: Kind,
+    /// How long after its end it was seen last; none if never.
+    late: Option<Duration>,
+    /// It was not its window that ended it.
+    is_early: bool,
+}
 
 /// Rounds of chance, all on one pod.
 fn torture_leaves_nothing(stage: &Stage) -> Result<()> {
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse().ok());
-    let rounds = number("WINDTUNNEL_TORTURE_ROUNDS").unwrap_or(ROUNDS);
+    let rounds = number("WINDTUNNEL_TORTURE_ROUNDS").unwrap_or(ROUNDS as u64);
     let seed = number("WINDTUNNEL_TORTURE_SEED").unwrap_or(u64::from(std::process::id()));
-    let scene = Scene::set(stage, "torture_leaves_nothing", "node2")?;
-    let mut chance = Chance(seed);
-    let mut slowest = Duration::ZERO;
-    for round in 0..rounds {
-        let deed = DEEDS[chance.below(DEEDS.len())];
-        let is_early = chance.below(4) == 0;
-        let end = chance.below(6);
-        let told = format!(
-            "seed {seed}, round {round}: {}{}{}",
-            deed.0,
-            if is_early { " at once" } else { "" },
-            ["", "", "", "", ", abort", ", delete"][end]
-        );
-        let over = play(&scene, &format!("round-{round}"), deed, (is_early, end))
+    let ground = Ground::lay(stage, "torture_leaves_nothing")?;
+    let mut dealer = Dealer::new(seed, DEEDS.len());
+    let mut worst: BTreeMap<Kind, Worst> = BTreeMap::new();
+    let mut body = None;
+    for number in 0..rounds {
+        let round = dealer.deal();
+        let told = format!("seed {seed}, round {number}: {}", tell(&round));
+        let target = match body.take() {
+            Some(target) => target,
+            None => ground.body()?,
+        };
+        let begun = Instant::now();
+        let all = play(&ground, &target, &format!("round-{number}"), &round)
             .with_context(|| told.clone())?;
-        slowest = slowest.max(over);
+        for seen in &all {
+            note(worst.entry(seen.kind).or_default(), seen);
+        }
         writeln!(
             io::stderr(),
-            "{told}: gone {:.1} s after the window or the deed",
-            over.as_secs_f64()
+            "{told}: {} ({:.0} s)",
+            outcome(&all),
+            begun.elapsed().as_secs_f64()
         )?;
+        // What was killed comes back later each time.
+        if !round.kills() {
+            body = Some(target);
+        }
     }
-    writeln!(
-        io::stderr(),
-        "{rounds} rounds, slowest {:.1} s",
-        slowest.as_secs_f64()
-    )?;
+    summary(&worst)?;
+    let missing = Kind::ALL.iter().filter(|kind| {
+        let worst = worst.get(kind);
+        worst.is_none_or(|worst| worst.seen == 0)
+    });
+    let missing: Vec<_> = missing.collect();
+    ensure!(
+        missing.is_empty() || rounds < ROUNDS as u64,
+        "never seen: {missing:?}"
+    );
     Ok(())
 }
 
-/// One run and one deed; how long after the window the effect was seen last.
-fn play(
-    scene: &Scene<'_>,
-    name: &str,
-    deed: Deed,
-    (is_early, end): (bool, usize),
-) -> Result<Duration> {
-    let stage = scene.space.stage;
-    let applied = Instant::now();
-    let run = scene.silence(name, &format!("{}s", WINDOW.as_secs()), "0s")?;
-    if !is_early {
-        scene.lamp.goes_out(applied, SOON)?;
-    }
-    deed.1(scene)?;
-    match end {
-        4 => run.abort()?,
-        5 => run.delete(END)?,
-        _ => {}
-    }
-    agent_is_ready(stage, &scene.echo.node)?;
-    if end == 5 {
-        return settled(scene, applied);
-    }
-    run.wait("Finished", END)?;
-    let over = settled(scene, applied)?;
-    is_true(&run)?;
-    run.delete(END)?;
-    Ok(over)
+fn tell(round: &Round) -> String {
+    let faults: Vec<String> = round.faults.iter().map(Fault::to_string).collect();
+    format!(
+        "{}; {}{}{}",
+        faults.join(" + "),
+        DEEDS[round.deed].name,
+        if round.is_early { " at once" } else { "" },
+        match round.end {
+            End::Window => "",
+            End::Abort => ", abort",
+            End::Delete => ", delete",
+        }
+    )
 }
 
-/// Waits until the effect is gone for good, and says how long after its window that was.
-fn settled(scene: &Scene<'_>, applied: Instant) -> Result<Duration> {
-    let (first, last) = scene.lamp.dark(applied);
-    let late = match (first, last) {
-        (Some(first), Some(last)) => last.duration_since(first).saturating_sub(WINDOW),
-        _ => Duration::ZERO,
+fn note(worst: &mut Worst, seen: &Seen) {
+    let late = seen.late.unwrap_or_default();
+    let column = if seen.is_early {
+        &mut worst.after_end
+    } else {
+        &mut worst.after_window
     };
-    ensure!(late < BOUND, "the effect outlived its window by {late:?}");
-    let since = Instant::now();
-    scene.lamp.comes_back(since, BOUND)?;
-    scene.lamp.was_lit(since)?;
-    scene.has_its_network()?;
-    let left = scene.space.stage.injectors(&scene.echo.node)?;
-    ensure!(left.is_empty(), "injectors are left: {left:?}");
-    Ok(late)
+    *column = late.max(*column);
+    worst.rounds += 1;
+    worst.seen += usize::from(seen.late.is_some());
 }
 
-/// A finished run says that all is taken back and clean, or that nobody could look.
-fn is_true(run: &Run<'_>) -> Result<()> {
+fn outcome(seen: &[Seen]) -> String {
+    let told = seen.iter().map(|seen| {
+        let late = seen.late.map(|late| format!("{:.1} s", late.as_secs_f64()));
+        let late = late.unwrap_or_else(|| "not seen".to_owned());
+        format!("{} {late}", seen.kind.name())
+    });
+    told.collect::<Vec<_>>().join(", ")
+}
+
+fn summary(worst: &BTreeMap<Kind, Worst>) -> Result<()> {
+    for (kind, worst) in worst {
+        writeln!(
+            io::stderr(),
+            "{:16} seen in {} of {} rounds; last at worst {:.1} s after its window, {:.1} s after what ended it before",
+            kind.name(),
+            worst.seen,
+            worst.rounds,
+            worst.after_window.as_secs_f64(),
+            worst.after_end.as_secs_f64()
+        )?;
+    }
+    Ok(())
+}
+
+/// One run and one deed; what was seen of its faults.
+fn play(ground: &Ground<'_>, body: &Body<'_>, name: &str, round: &Round) -> Result<Vec<Seen>> {
+    let stage = ground.space.stage;
+    let io = round.faults.iter().filter(|fault| fault.kind.is_io());
+    let watch = Watch::begin(body.eye.clone(), io.map(|fault| fault.volume).collect());
+    let applied = Instant::now();
+    let spec = round.spec(&format!("{}s", WINDOW.as_secs()));
+    let run = ground.space.run(name, &spec)?;
+    if !round.is_early {
+        are_met(body, &watch, round, applied).with_context(|| match run.status() {
+            Ok(status) => format!("status: {status}"),
+            Err(error) => format!("no status: {error:#}"),
+        })?;
+    }
+    let deed = &DEEDS[round.deed];
+    let done = Instant::now();
+    (deed.act)(stage, NODE)?;
+    let mut begun = started(&run)?;
+    let asked = Instant::now();
+    match round.end {
+        End::Window => {}
+        End::Abort => run.abort()?,
+        End::Delete => run.delete(END)?,
+    }
+    agent_is_ready(stage, NODE)?;
+    if round.end != End::Delete {
+        run.wait("Finished", END)?;
+        begun = started(&run)?;
+        is_true(&run, round)?;
+    }
+    let over = Instant::now();
+    body.is_free(round)?;
+    let looks = watch.looks();
+    let due = begun.map_or(over, |begun| begun + WINDOW);
+    let early = match round.end {
+        _ if is_ended_by_deed(round) => Some(done),
+        End::Window => None,
+        End::Abort | End::Delete => Some(asked),
+    };
+    let early = early.filter(|early| *early < due);
+    let seen = judge(body, round, &looks, (applied, due, early))?;
+    spares(ground, body, round, &looks, applied)?;
+    run.delete(END)?;
+    Ok(seen)
+}
+
+/// Waits until every fault of a round was seen. What the container or the pod is killed under may not
+/// have been.
+fn are_met(body: &Body<'_>, watch: &Watch, round: &Round, applied: Instant) -> Result<()> {
+    let mut missing = Vec::new();
+    let waited = until("every fault", SOON, || {
+        let looks = watch.looks();
+        let is_seen = |fault: &&Fault| body.seen(fault, &looks, applied).0.is_some();
+        let kill = round.faults.iter().find(|fault| fault.kind.kills());
+        if kill.is_some_and(|kill| is_seen(&kill)) {
+            return Ok(Some(()));
+        }
+        let unseen = round.faults.iter().filter(|fault| !is_seen(fault));
+        missing = unseen.map(|fault| fault.kind).collect();
+        Ok(missing.is_empty().then_some(()))
+    });
+    waited.with_context(|| format!("not seen: {missing:?}"))
+}
+
+/// When a run was started, by its own account.
+fn started(run: &Run<'_>) -> Result<Option<Instant>> {
+    let status = run.status()?;
+    let Some(text) = status["startTime"].as_str() else {
+        return Ok(None);
+    };
+    let at: Timestamp = text.parse().with_context(|| format!("read {text:?}"))?;
+    // It may lie ahead, where agents are given time.
+    let now = Instant::now();
+    let ago = Timestamp::now().duration_since(at);
+    Ok(Some(match Duration::try_from(ago) {
+        Ok(ago) => now.checked_sub(ago).context("long before this machine")?,
+        Err(_) => now + ago.unsigned_abs(),
+    }))
+}
+
+/// Whether the deed ends all faults of a round. Those on a container that was killed go on with its
+/// successor, which may come after the deed.
+fn is_ended_by_deed(round: &Round) -> bool {
+    DEEDS[round.deed].ends_faults && !round.is_early && !round.kills()
+}
+
+/// How long each fault was seen, and that it did not outlive its window, or what ends it in the kernel.
+/// What the user asks for, an operator that was killed may hear of when the window is over.
+fn judge(
+    body: &Body<'_>,
+    round: &Round,
+    looks: &[Look],
+    (applied, due, early): (Instant, Instant, Option<Instant>),
+) -> Result<Vec<Seen>> {
+    let must = early.filter(|_| is_ended_by_deed(round)).unwrap_or(due);
+    let mut all = Vec::new();
+    for fault in &round.faults {
+        let (_, last) = body.seen(fault, looks, applied);
+        let after = |moment: Instant| last.map(|last| last.saturating_duration_since(moment));
+        let late = after(must);
+        ensure!(
+            late.is_none_or(|late| late < BOUND),
+            "{fault} outlived its end by {late:?}"
+        );
+        all.push(Seen {
+            kind: fault.kind,
+            late: after(early.unwrap_or(due)),
+            is_early: early.is_some(),
+        });
+    }
+    Ok(all)
+}
+
+/// Fails if what is never a target was hit: the container beside, and the other pod.
+fn spares(
+    ground: &Ground<'_>,
+    body: &Body<'_>,
+    round: &Round,
+    looks: &[Look],
+    applied: Instant,
+) -> Result<()> {
+    if !round.has(Kind::PodKill) {
+        let found = looks.iter().find_map(|look| look.trespasses(&body.before));
+        ensure!(found.is_none(), "{}", found.unwrap_or_default());
+    }
+    if DEEDS[round.deed].spares_traffic {
+        ground.other.was_lit(applied)?;
+    }
+    Ok(())
+}
+
+/// A finished run says that all is taken back and clean, or that nobody could look; and where nothing
+/// was done to it, that it went as it was meant to.
+fn is_true(run: &Run<'_>, round: &Round) -> Result<()> {
     let status = run.status()?;
     for condition in ["Recovered", "Clean"] {
         let (is, reason) = run.condition(condition)?;
@@ -150,78 +293,9 @@ fn is_true(run: &Run<'_>) -> Result<()> {
     }
     let residue = status["cleanup"]["residue"].as_array();
     ensure!(residue.is_none_or(Vec::is_empty), "residue: {status}");
+    ensure!(
+        round.deed != 0 || status["phase"] != "Failed",
+        "nothing was done to it, and it failed: {status}"
+    );
     Ok(())
-}
-
-fn injectors(scene: &Scene<'_>, signal: Signal) -> Result<()> {
-    let node = scene.space.stage.cluster.node(&scene.echo.node)?;
-    for pid in scene.space.stage.injectors(&scene.echo.node)? {
-        node.signal(pid, signal)?;
-    }
-    Ok(())
-}
-
-fn kill_agent(scene: &Scene<'_>) -> Result<()> {
-    let (stage, node) = (scene.space.stage, &scene.echo.node);
-    stage
-        .cluster
-        .node(node)?
-        .signal(stage.agent(node)?, Signal::SIGKILL)
-}
-
-fn stop_agent(scene: &Scene<'_>) -> Result<()> {
-    let still = Stopped::agent(scene.space.stage, &scene.echo.node)?;
-    reach(Instant::now() + AWAY);
-    still.resume()
-}
-
-fn delete_agent(scene: &Scene<'_>) -> Result<()> {
-    let stage = scene.space.stage;
-    let pod = stage.windtunnel.agent_on(&scene.echo.node)?;
-    stage.windtunnel.remove(&pod)
-}
-
-fn kill_leader(scene: &Scene<'_>) -> Result<()> {
-    let stage = scene.space.stage;
-    let Some(leader) = stage.windtunnel.leader()? else {
-        return Ok(());
-    };
-    stage.windtunnel.remove(&leader)
-}
-
-/// A part of the control plane is away, and everybody is let in again.
-fn component(scene: &Scene<'_>, name: &'static str, away: Action, back: Action) -> Result<()> {
-    let stage = scene.space.stage;
-    stage.cluster.component(name).act(away)?;
-    reach(Instant::now() + AWAY);
-    stage.cluster.component(name).act(back)?;
-    until("an API server that answers", SOON * 2, || {
-        Ok(stage.cluster.get(&["namespace", "default"]).ok().map(drop))
-    })
-}
-
-fn cut(scene: &Scene<'_>) -> Result<()> {
-    let node = scene.space.stage.cluster.node(&scene.echo.node)?;
-    node.cut()?;
-    reach(Instant::now() + AWAY);
-    node.heal()
-}
-
-fn service(scene: &Scene<'_>, name: &'static str) -> Result<()> {
-    let node = scene.space.stage.cluster.node(&scene.echo.node)?;
-    node.service(name).act(Action::Kill)?;
-    node.service(name).act(Action::Start)
-}
-
-/// Numbers of chance from a seed (splitmix64).
-struct Chance(u64);
-
-impl Chance {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) % bound as u64) as usize
-    }
 }
