@@ -1,6 +1,7 @@
 //! `lab bench`: the figures that the README gives, measured on the embedded cluster.
 
 mod cost;
+mod doses;
 mod speed;
 
 use std::time::Duration;
@@ -20,6 +21,9 @@ pub(crate) struct Arguments {
     /// Build as tests are, not as releases: quicker, and slower
     #[arg(long)]
     dev: bool,
+    /// Measure only how exact faults are, and how quickly each kind is undone
+    #[arg(long)]
+    doses: bool,
 }
 
 pub(crate) fn run(name: &str, arguments: &Arguments) -> Result<()> {
@@ -30,24 +34,28 @@ pub(crate) fn run(name: &str, arguments: &Arguments) -> Result<()> {
         Profile::Release
     };
     let windtunnel = Installation::load(&cluster, profile)?;
-    windtunnel.install(&["audit.recheckAfter=5s"])?;
+    windtunnel.install(&["audit.recheckAfter=5s", "agent.fillNodeDisk=true"])?;
     cluster.enter()?;
+    print::line(&format!(
+        "{} build, {} runs of each",
+        if arguments.dev { "dev" } else { "release" },
+        arguments.runs
+    ));
+    if arguments.doses {
+        return doses::measure(&cluster, &windtunnel, arguments.runs);
+    }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .context("start a runtime")?;
     runtime.block_on(async {
         let client = cluster.client().await?;
-        print::line(&format!(
-            "{} build, {} runs of each",
-            if arguments.dev { "dev" } else { "release" },
-            arguments.runs
-        ));
         cost::idle(&cluster, &windtunnel)?;
         let bed = speed::Bed::make(&cluster, &windtunnel, client).await?;
         speed::measure(&bed, arguments.runs).await?;
         cost::writes(&bed).await
-    })
+    })?;
+    doses::measure(&cluster, &windtunnel, arguments.runs)
 }
 
 /// A series of measurements.
@@ -57,6 +65,15 @@ pub(crate) struct Series(Vec<Duration>);
 impl Series {
     fn add(&mut self, duration: Duration) {
         self.0.push(duration);
+    }
+
+    /// Median and the largest.
+    fn brief(&self) -> String {
+        let mut all = self.0.clone();
+        all.sort_unstable();
+        let millis = |at: usize| all.get(at).map_or(0.0, |d| d.as_secs_f64() * 1000.0);
+        let last = all.len().saturating_sub(1);
+        format!("{:.1} / {:.1}", millis(all.len() / 2), millis(last))
     }
 
     /// A row of a table: median, 99th percentile, and the largest.
