@@ -313,8 +313,7 @@ impl Observed {
 
     /// The part of an entry's injection that it is about.
     fn fault(&self, key: &Key) -> Option<(&NodeInjection, &NodeFault)> {
-        let injection = self.injection(&key.injection)?;
-        let fault = injection.spec.faults.iter().find(|f| f.name == key.fault)?;
+        let (injection, fault) = key.meant(self.injections.as_ref()?)?;
         fault
             .targets
             .iter()

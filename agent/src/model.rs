@@ -5,7 +5,8 @@ use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use windtunnel_crds::{
-    injection::{ExperimentRef, TargetState},
+    NodeInjection,
+    injection::{ExperimentRef, NodeFault, TargetState},
     residue::{ReclaimedBy, Residue},
 };
 
@@ -33,6 +34,21 @@ pub struct Key {
     /// Name of the container; empty for a fault on the whole pod.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub container: String,
+}
+
+impl Key {
+    /// The injection and the fault in it, by what the API shows of all injections; `None` where it is
+    /// not there any more.
+    #[must_use]
+    pub fn meant<'a>(
+        &self,
+        injections: &'a BTreeMap<String, NodeInjection>,
+    ) -> Option<(&'a NodeInjection, &'a NodeFault)> {
+        let injection = injections.get(&self.injection)?;
+        let mut faults = injection.spec.faults.iter();
+        let fault = faults.find(|fault| fault.name == self.fault)?;
+        Some((injection, fault))
+    }
 }
 
 /// A fault on a target, from before the first change to the kernel until the last check.

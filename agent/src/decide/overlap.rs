@@ -1,17 +1,16 @@
 //! Packets that a fault is asked to hit and an older one has: two selections that were apart when
 //! they were prepared, and of which one was widened since by an update of its peers.
 
-use windtunnel_crds::injection::NodeNetworkFault;
-
 use super::Observed;
 use crate::{
-    model::{Entry, Key, State},
+    model::{Entry, State},
     network,
 };
 
 /// What is said of a fault in place some of whose packets an older one on the same pod has.
 pub(super) fn told(o: &Observed, entry: &Entry) -> Option<String> {
-    let (own, fault) = (entry.network()?, asked(o, &entry.key)?);
+    let asked = |key| o.fault(key)?.1.network.as_ref();
+    let (own, fault) = (entry.network()?, asked(&entry.key)?);
     let is_older = |other: &&Entry| {
         other.key.pod == entry.key.pod
             && matches!(other.state, State::Injected { .. })
@@ -21,7 +20,7 @@ pub(super) fn told(o: &Observed, entry: &Entry) -> Option<String> {
     };
     let older =
         o.entries.values().filter(is_older).find(|other| {
-            asked(o, &other.key).is_some_and(|theirs| network::compete(fault, theirs))
+            asked(&other.key).is_some_and(|theirs| network::compete(fault, theirs))
         })?;
     Some(format!(
         "fault {} of experiment {}, which is older, has the packets that both select by now",
@@ -29,15 +28,10 @@ pub(super) fn told(o: &Observed, entry: &Entry) -> Option<String> {
     ))
 }
 
-/// The network fault that the spec asks for, with its peers of now.
-fn asked<'a>(o: &'a Observed, key: &Key) -> Option<&'a NodeNetworkFault> {
-    let injection = o.injections.as_ref()?.get(&key.injection)?;
-    let fault = injection.spec.faults.iter().find(|f| f.name == key.fault)?;
-    fault.network.as_ref()
-}
-
 #[cfg(test)]
 mod tests {
+    use windtunnel_crds::injection::NodeNetworkFault;
+
     use super::*;
     use crate::{
         decide::testing::{Sim, UID},

@@ -233,8 +233,6 @@ fn without_entry(o: &Observed, injection: &NodeInjection, base: TargetStatus) ->
 
 fn from_entry(o: &Observed, entry: &Entry, base: TargetStatus) -> TargetStatus {
     let live = o.live.get(&entry.key);
-    let note = live.map(|l| l.note.clone()).filter(|note| !note.is_empty());
-    let notes: Vec<String> = note.into_iter().chain(overlap::told(o, entry)).collect();
     let counts = live.map(|l| l.counts.clone()).unwrap_or_default();
     let counts = counts.after(&entry.counts_before);
     match &entry.state {
@@ -266,7 +264,7 @@ fn from_entry(o: &Observed, entry: &Entry, base: TargetStatus) -> TargetStatus {
         },
         State::Injected { .. } => TargetStatus {
             state: TargetState::Injected,
-            message: notes.join("; "),
+            message: notes(o, entry),
             injected_at: entry.injected_at().map(MicroTime),
             ..counted(entry, counts, base)
         },
@@ -283,6 +281,14 @@ fn from_entry(o: &Observed, entry: &Entry, base: TargetStatus) -> TargetStatus {
         },
         State::Ended(ended) => from_end(entry, ended, base),
     }
+}
+
+/// What there is to know of a fault in place.
+fn notes(o: &Observed, entry: &Entry) -> String {
+    let note = o.live.get(&entry.key).map(|live| live.note.clone());
+    let note = note.filter(|note| !note.is_empty());
+    let notes: Vec<String> = note.into_iter().chain(overlap::told(o, entry)).collect();
+    notes.join("; ")
 }
 
 fn from_end(entry: &Entry, ended: &Ended, base: TargetStatus) -> TargetStatus {

@@ -13,7 +13,7 @@ use windtunnel_crds::{
 use super::{Decision, Now, Observed, Preparation, Step, decide};
 use crate::{
     kernel::proc::ProcessId,
-    model::{Entry, Key, Objects, State, Sweep},
+    model::{Ended, Entry, Key, Objects, State, Sweep},
     supervisor::Live,
     testing::{all_traffic, container_entry, entry, injection},
     wire::{NetworkTask, Order, Task},
@@ -129,6 +129,13 @@ impl Sim {
         self.o.entries.get_mut(key).unwrap()
     }
 
+    fn ended(&mut self, key: &Key) -> &mut Ended {
+        let State::Ended(ended) = &mut self.entry(key).state else {
+            panic!("checked before its end")
+        };
+        ended
+    }
+
     pub(super) fn perform(&mut self, step: Step) {
         match step {
             Step::Sweep => self.o.sweep = Some(sweep(self.now.boot)),
@@ -173,17 +180,11 @@ impl Sim {
             }
             Step::Clean { key } => {
                 let now = self.now;
-                let State::Ended(ended) = &mut self.entry(&key).state else {
-                    panic!("cleaned before its end")
-                };
-                ended.checked = Some((now.wall, now.boot));
+                self.ended(&key).checked = Some((now.wall, now.boot));
             }
             Step::Recheck { key } => {
                 let at = self.now.wall;
-                let State::Ended(ended) = &mut self.entry(&key).state else {
-                    panic!("rechecked before its end")
-                };
-                ended.rechecked = Some(at);
+                self.ended(&key).rechecked = Some(at);
             }
             Step::Forget { key } => drop(self.o.entries.remove(&key)),
             Step::Report {

@@ -78,9 +78,8 @@ pub(crate) fn follow(node: &mut Node, key: &Key, id: &str) {
         return;
     };
     let known = node.known.injections.as_ref();
-    let injection = known.and_then(|all| all.get(&key.injection));
-    let fault = injection.and_then(|i| i.spec.faults.iter().find(|f| f.name == key.fault));
-    let Some((kind, target)) = fault.and_then(|fault| wanted(fault, key)) else {
+    let meant = known.and_then(|all| key.meant(all));
+    let Some((kind, target)) = meant.and_then(|(_, fault)| wanted(fault, key)) else {
         return;
     };
     let container = target.containers.iter().find(|c| c.id == id);

@@ -99,8 +99,7 @@ impl<'a> Beside<'a> {
     }
 
     fn fault(&self, key: &Key) -> Option<&'a NodeFault> {
-        let injection = self.injections?.get(&key.injection)?;
-        injection.spec.faults.iter().find(|f| f.name == key.fault)
+        Some(key.meant(self.injections?)?.1)
     }
 }
 

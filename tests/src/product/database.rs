@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
+use super::sample::rolled_out;
 use crate::cluster::build;
 use crate::cluster::poll::until;
 use crate::cluster::{Cache, Cluster, success};
@@ -57,12 +58,12 @@ impl<'a> Database<'a> {
             .replace("NAMESPACE", namespace)
             .replace("IMAGE", build::POSTGRES);
         cluster.apply(&manifest)?;
-        database.rolled_out("statefulset/db")?;
+        rolled_out(cluster, namespace, "statefulset/db")?;
         database.exec(&[
             "pgbench", "-i", "-q", "-h", "/tmp", "-U", "postgres", "postgres",
         ])?;
         for clients in ["deployment/reader", "deployment/writer"] {
-            database.rolled_out(clients)?;
+            rolled_out(cluster, namespace, clients)?;
         }
         Ok(database)
     }
@@ -107,19 +108,6 @@ impl<'a> Database<'a> {
     fn exec(&self, argv: &[&str]) -> Result<String> {
         self.cluster
             .pod_exec(&self.namespace, "db-0", "postgres", argv)
-    }
-
-    fn rolled_out(&self, what: &str) -> Result<()> {
-        let timeout = format!("--timeout={}s", READY.as_secs());
-        let wait = [
-            "rollout",
-            "status",
-            what,
-            "--namespace",
-            &self.namespace,
-            &timeout,
-        ];
-        success(&self.cluster.kubectl(&wait)?).map(drop)
     }
 
     fn directory(&self) -> String {

@@ -47,16 +47,7 @@ impl<'a> Sample<'a> {
     /// When it does not come up.
     pub fn install(cluster: &'a Cluster, images: &Images) -> Result<Self> {
         cluster.apply(&MANIFEST.replace("sample:latest", &format!("sample:{}", images.tag)))?;
-        let timeout = format!("--timeout={}s", READY.as_secs());
-        let wait = [
-            "rollout",
-            "status",
-            "deployment",
-            "--namespace",
-            Self::NAMESPACE,
-            &timeout,
-        ];
-        success(&cluster.kubectl(&wait)?)?;
+        rolled_out(cluster, Self::NAMESPACE, "deployment")?;
         Ok(Self { cluster })
     }
 
@@ -97,6 +88,20 @@ impl<'a> Sample<'a> {
             .parse()?;
         Ok(SocketAddr::new(address, 8080))
     }
+}
+
+/// Waits until what is named, or all of a kind, runs as its manifest says.
+pub(super) fn rolled_out(cluster: &Cluster, namespace: &str, what: &str) -> Result<()> {
+    let timeout = format!("--timeout={}s", READY.as_secs());
+    let wait = [
+        "rollout",
+        "status",
+        what,
+        "--namespace",
+        namespace,
+        &timeout,
+    ];
+    success(&cluster.kubectl(&wait)?).map(drop)
 }
 
 /// The body of an HTTP answer.

@@ -12,6 +12,9 @@ use windtunnel_tests::product::{Installation, Profile};
 
 use crate::print;
 
+/// The node of all pods that are measured on.
+const NODE: &str = "node1";
+
 /// What to measure.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
@@ -69,27 +72,42 @@ impl Series {
 
     /// Median and the largest.
     fn brief(&self) -> String {
+        let [half, _, all] = self.millis();
+        format!("{half:.1} / {all:.1}")
+    }
+
+    /// What half of them, 99 in 100, and all are within, in milliseconds.
+    fn millis(&self) -> [f64; 3] {
         let mut all = self.0.clone();
         all.sort_unstable();
-        let millis = |at: usize| all.get(at).map_or(0.0, |d| d.as_secs_f64() * 1000.0);
-        let last = all.len().saturating_sub(1);
-        format!("{:.1} / {:.1}", millis(all.len() / 2), millis(last))
+        [50, 99, 100].map(|share| {
+            all.get((all.len() * share / 100).min(all.len().saturating_sub(1)))
+                .map_or(0.0, |d| d.as_secs_f64() * 1000.0)
+        })
     }
 
     /// A row of a table: median, 99th percentile, and the largest.
     fn row(&self, what: &str) -> String {
-        let mut all = self.0.clone();
-        all.sort_unstable();
-        let at = |share: usize| {
-            all.get((all.len() * share / 100).min(all.len().saturating_sub(1)))
-                .map_or(0.0, |d| d.as_secs_f64() * 1000.0)
-        };
+        let [half, most, all] = self.millis();
         format!(
-            "| {what} | {:.1} | {:.1} | {:.1} | {} |",
-            at(50),
-            at(99),
-            at(100),
-            all.len()
+            "| {what} | {half:.1} | {most:.1} | {all:.1} | {} |",
+            self.0.len()
         )
     }
+}
+
+/// The manifest of a pod that echoes, by its name as its label.
+fn echo(name: &str, namespace: &str, tag: &str) -> String {
+    format!(
+        "
+---
+apiVersion: v1
+kind: Pod
+metadata: {{name: {name}, namespace: {namespace}, labels: {{app: {name}}}}}
+spec:
+  nodeName: {NODE}
+  terminationGracePeriodSeconds: 0
+  containers: [{{name: echo, image: 'windtunnel/sample:{tag}', imagePullPolicy: Never, args: [echo]}}]
+"
+    )
 }

@@ -40,8 +40,8 @@ impl Node {
         key: &Key,
         change: impl FnOnce(&mut Entry),
     ) -> Result<bool, Died> {
-        self.burn(now)?;
         if now < self.full_until {
+            self.burn(now)?;
             let since = self.clocks(now).boot;
             if let Some(agent) = &mut self.agent {
                 let message = "full".to_owned();
@@ -50,11 +50,7 @@ impl Node {
             }
             return Ok(false);
         }
-        self.unsaved.remove(key);
-        if let Some(entry) = self.journal.get_mut(key) {
-            change(entry);
-        }
-        Ok(true)
+        self.note(now, key, change)
     }
 
     /// Takes note of what has happened.

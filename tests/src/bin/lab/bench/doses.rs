@@ -8,11 +8,10 @@ use windtunnel_tests::cluster::poll::until;
 use windtunnel_tests::cluster::{Cluster, success};
 use windtunnel_tests::product::{Installation, Run};
 
-use super::Series;
+use super::{NODE, Series, echo};
 use crate::print;
 
 const NAMESPACE: &str = "doses";
-const NODE: &str = "node1";
 const BOUND: Duration = Duration::from_mins(1);
 
 /// A fault and how it is measured.
@@ -121,15 +120,16 @@ pub(super) fn measure(cluster: &Cluster, windtunnel: &Installation<'_>, runs: us
         let mut undone = Series::default();
         let mut measured = None;
         for run in 0..runs {
+            // A network is the whole pod's.
+            let containers = if dose.fault.starts_with("network") {
+                ""
+            } else {
+                ", containers: [app]"
+            };
             let spec = format!(
-                "duration: 2m\nfaults:\n- name: dose\n  target: {{selector: {{matchLabels: {{app: subject}}}}, containers: [app]}}\n  {}",
+                "duration: 2m\nfaults:\n- name: dose\n  target: {{selector: {{matchLabels: {{app: subject}}}}{containers}}}\n  {}",
                 dose.fault
             );
-            let spec = if dose.fault.starts_with("network") {
-                spec.replace(", containers: [app]", "")
-            } else {
-                spec
-            };
             let run = Run::apply(cluster, NAMESPACE, &format!("dose-{run}"), &spec)?;
             run.wait("Injected", BOUND)?;
             if measured.is_none() {
@@ -154,20 +154,6 @@ pub(super) fn measure(cluster: &Cluster, windtunnel: &Installation<'_>, runs: us
 impl<'a> Bench<'a> {
     fn make(cluster: &'a Cluster, windtunnel: &Installation<'_>) -> Result<Self> {
         let tag = &windtunnel.images.tag;
-        let echo = |name: &str| {
-            format!(
-                "
----
-apiVersion: v1
-kind: Pod
-metadata: {{name: {name}, namespace: {NAMESPACE}, labels: {{app: {name}}}}}
-spec:
-  nodeName: {NODE}
-  terminationGracePeriodSeconds: 0
-  containers: [{{name: echo, image: 'windtunnel/sample:{tag}', imagePullPolicy: Never, args: [echo]}}]
-"
-            )
-        };
         cluster.apply(&format!(
             "
 apiVersion: v1
@@ -189,8 +175,8 @@ spec:
     resources: {{limits: {{cpu: 500m, memory: 128Mi}}, requests: {{cpu: 10m}}}}
     volumeMounts: [{{name: data, mountPath: /data}}, {{name: spare, mountPath: /spare}}]
 {}{}",
-            echo("echo"),
-            echo("other")
+            echo("echo", NAMESPACE, tag),
+            echo("other", NAMESPACE, tag)
         ))?;
         let address = |name: &str| {
             until(&format!("pod {name}"), BOUND, || {

@@ -12,11 +12,10 @@ use windtunnel_crds::ChaosExperiment;
 use windtunnel_tests::cluster::{Cluster, Signal};
 use windtunnel_tests::product::{Beacon, Flight, Installation};
 
-use super::Series;
+use super::{NODE, Series, echo};
 use crate::print;
 
 const NAMESPACE: &str = "bench";
-const NODE: &str = "node1";
 /// What the fault adds to a packet's way, and from where on it counts as delayed.
 const DELAY: &str = "200ms";
 const DELAYED: Duration = Duration::from_millis(190);
@@ -39,21 +38,13 @@ impl<'a> Bed<'a> {
         windtunnel: &Installation<'_>,
         client: Client,
     ) -> Result<Self> {
-        let tag = &windtunnel.images.tag;
         cluster.apply(&format!(
             "
 apiVersion: v1
 kind: Namespace
 metadata: {{name: {NAMESPACE}}}
----
-apiVersion: v1
-kind: Pod
-metadata: {{name: echo, namespace: {NAMESPACE}, labels: {{app: echo}}}}
-spec:
-  nodeName: {NODE}
-  terminationGracePeriodSeconds: 0
-  containers: [{{name: echo, image: 'windtunnel/sample:{tag}', imagePullPolicy: Never, args: [echo]}}]
-"
+{}",
+            echo("echo", NAMESPACE, &windtunnel.images.tag)
         ))?;
         let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
         let address = within("the echo's address", || async {
