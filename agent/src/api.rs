@@ -36,7 +36,7 @@ use windtunnel_crds::{
     names::{AGENT, LEASE, STOP_CONFIG_MAP},
     node_agent::Capability,
 };
-use windtunnel_runtime::chain;
+use windtunnel_runtime::{WATCH, chain};
 
 use crate::{act::Report, kernel::proc::boottime};
 
@@ -147,7 +147,7 @@ pub async fn run(
     };
     let mut parts = JoinSet::new();
     parts.spawn(watch_injections(side.clone()));
-    parts.spawn(watch_lease(side.clone()));
+    parts.spawn(watch_lease(side.clone(), grace));
     parts.spawn(watch_stop(side.clone()));
     parts.spawn(prove_rights(side.clone(), grace));
     parts.spawn(report(side.clone(), outbox.reports));
@@ -188,7 +188,9 @@ where
 
 async fn watch_injections(side: Side) {
     let api: Api<DeserializeGuard<NodeInjection>> = Api::namespaced(side.client, &side.namespace);
-    let config = watcher::Config::default().fields(&format!("spec.nodeName={}", side.node));
+    let config = watcher::Config::default()
+        .timeout(WATCH)
+        .fields(&format!("spec.nodeName={}", side.node));
     let mut events = std::pin::pin!(follow(api, config));
     let mut listed = BTreeMap::new();
     while let Some(event) = events.next().await {
@@ -225,40 +227,45 @@ fn readable(guarded: DeserializeGuard<NodeInjection>) -> Option<NodeInjection> {
     }
 }
 
-async fn watch_lease(side: Side) {
+/// Who leads renews the lease each two seconds. Silence means that nobody does, or that the
+/// connection was lost without a word: the watch begins anew long before the grace is over.
+async fn watch_lease(side: Side, grace: Duration) {
     let api: Api<Lease> = Api::namespaced(side.client, &side.namespace);
-    let config = watcher::Config::default().fields(&format!("metadata.name={LEASE}"));
-    let mut events = std::pin::pin!(follow(api, config));
-    while let Some(event) = events.next().await {
-        let (lease, is_live) = match event {
-            watcher::Event::InitApply(lease) => (lease, false),
-            watcher::Event::Apply(lease) => (lease, true),
-            _ => continue,
-        };
-        let Some((spec, at)) = lease.spec.zip(boottime().ok()) else {
-            continue;
-        };
-        let Some(renewed) = spec.renew_time else {
-            continue;
-        };
-        let holder = spec.holder_identity.unwrap_or_default();
-        if holder.is_empty() {
-            // Given back: nobody's sign of life.
-            continue;
+    let config = watcher::Config::default()
+        .timeout(WATCH)
+        .fields(&format!("metadata.name={LEASE}"));
+    loop {
+        let mut events = std::pin::pin!(follow(api.clone(), config.clone()));
+        while let Ok(Some(event)) = timeout(grace / 4, events.next()).await {
+            if let Some(sighting) = sighting(event) {
+                side.inbox.tell(News::Lease(sighting));
+            }
         }
-        side.inbox.tell(News::Lease(Sighting {
-            holder,
-            renewed: renewed.0,
-            arrived: Timestamp::now(),
-            at,
-            is_live,
-        }));
     }
+}
+
+/// What an event of the lease's watch says; nothing where nobody holds the lease.
+fn sighting(event: watcher::Event<Lease>) -> Option<Sighting> {
+    let (lease, is_live) = match event {
+        watcher::Event::InitApply(lease) => (lease, false),
+        watcher::Event::Apply(lease) => (lease, true),
+        _ => return None,
+    };
+    let (spec, at) = lease.spec.zip(boottime().ok())?;
+    Some(Sighting {
+        holder: spec.holder_identity.filter(|holder| !holder.is_empty())?,
+        renewed: spec.renew_time?.0,
+        arrived: Timestamp::now(),
+        at,
+        is_live,
+    })
 }
 
 async fn watch_stop(side: Side) {
     let api: Api<PartialObjectMeta<ConfigMap>> = Api::namespaced(side.client, &side.namespace);
-    let config = watcher::Config::default().fields(&format!("metadata.name={STOP_CONFIG_MAP}"));
+    let config = watcher::Config::default()
+        .timeout(WATCH)
+        .fields(&format!("metadata.name={STOP_CONFIG_MAP}"));
     let mut events = std::pin::pin!(follow(api, config));
     let mut listed = false;
     while let Some(event) = events.next().await {

@@ -30,7 +30,7 @@ use tokio::{
 };
 use tokio_stream::wrappers::{UnboundedReceiverStream, WatchStream};
 use windtunnel_crds::{ChaosExperiment, NodeInjection, names::OPERATOR};
-use windtunnel_runtime::{CancellationToken, Readiness, chain};
+use windtunnel_runtime::{CancellationToken, Readiness, WATCH, chain};
 
 use crate::{
     Args, act,
@@ -53,6 +53,9 @@ const RETRY: Duration = Duration::from_secs(2);
 const STALE: Duration = Duration::from_millis(250);
 /// How often what belongs to nobody is looked for.
 const SWEEP: Duration = Duration::from_secs(15);
+/// How long the reads of a pass may take together: the end of a run must not wait for an answer
+/// that is lost.
+const READS: Duration = Duration::from_secs(10);
 /// How many experiments are passed over at once.
 const CONCURRENCY: u16 = 16;
 
@@ -68,6 +71,8 @@ pub(crate) struct Ctx {
     pub(crate) recorder: Recorder,
     pub(crate) metrics: Metrics,
     pub(crate) recent: Recent,
+    /// How long the reads of a pass may take together.
+    pub(crate) patience: Duration,
     stopped: AtomicBool,
 }
 
@@ -95,6 +100,7 @@ impl Ctx {
             recorder: Recorder::new(client.clone(), reporter),
             metrics,
             recent: Recent::default(),
+            patience: READS,
             stopped: AtomicBool::new(false),
         }
     }
@@ -113,7 +119,9 @@ impl Ctx {
 /// Has a pass made over one experiment, where this replica may.
 async fn reconcile(cached: Arc<ChaosExperiment>, ctx: Arc<Ctx>) -> Result<Requeue, Error> {
     if !may_write(&ctx.leadership) {
-        return Ok(Requeue::await_change());
+        // Who comes to lead looks at all of them at once. A lease that only was late in being
+        // renewed is nobody's gain, and what was seen meanwhile must not be lost.
+        return Ok(Requeue::requeue(lease::DURATION));
     }
     let experiment = ctx.recent.freshest(cached);
     let started = Instant::now();
@@ -261,7 +269,7 @@ fn spawn_controller(
             futures::future::ready(Some(changed && leads))
         })
         .filter_map(|gained| futures::future::ready(gained.then_some(())));
-    let controller = Controller::new(api, watcher::Config::default())
+    let controller = Controller::new(api, watcher::Config::default().timeout(WATCH))
         .with_config(Config::default().concurrency(CONCURRENCY))
         .reconcile_on(UnboundedReceiverStream::new(triggered))
         .reconcile_all_on(on_stop)

@@ -29,6 +29,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 use windtunnel_crds::{ChaosExperiment, injection::NodeContainer, peers::Peers};
+use windtunnel_runtime::WATCH;
 
 use crate::{
     cluster::{self, Candidate, EndpointSlice, Pod, Service},
@@ -303,7 +304,7 @@ where
     K: Resource + Clone + DeserializeOwned + std::fmt::Debug + Send + 'static,
     K::DynamicType: Eq + Hash + Clone,
 {
-    watcher(api, watcher::Config::default())
+    watcher(api, watcher::Config::default().timeout(WATCH))
         .default_backoff()
         .modify(|object| object.managed_fields_mut().clear())
         .reflect(writer)

@@ -21,6 +21,9 @@ pub(crate) enum When {
     After,
 }
 
+/// The code of a request that is never answered.
+pub(crate) const LOST: u16 = 0;
+
 /// Which request fails, and how.
 #[derive(Clone, Debug)]
 pub(crate) struct Refusal {
@@ -103,6 +106,7 @@ impl Server {
             .serve(&parts.method, parts.uri.path(), &query, body);
         let (code, value) = match answer {
             Ok(value) => (200, value),
+            Err((LOST, _)) => return std::future::pending().await,
             Err((code, reason)) => (
                 code,
                 json!({"kind": "Status", "apiVersion": "v1", "status": "Failure",

@@ -9,7 +9,7 @@ use kube::{
     core::{PartialObjectMeta, Selector},
 };
 use thiserror::Error;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use windtunnel_crds::{
     ChaosExperiment, NodeInjection, fault::Fault, names::LABEL_EXPERIMENT_UID, status::Phase,
 };
@@ -25,6 +25,9 @@ use crate::{
 /// Why the cluster could not be read.
 #[derive(Debug, Error)]
 pub(crate) enum ObserveError {
+    /// An answer did not come in time.
+    #[error("no answer in time when reading {0}")]
+    Silence(&'static str),
     /// A list or get failed.
     #[error("cannot read {what}")]
     Read {
@@ -90,7 +93,9 @@ pub(crate) async fn observe(
         policy: ctx.policy.clone(),
     };
     let phase = observed.experiment.status.as_ref().and_then(|s| s.phase);
-    match read(ctx, &needs, &mut observed).await {
+    // Cancel-safe: what was read by then is in place.
+    let read = timeout(ctx.patience, read(ctx, &needs, &mut observed)).await;
+    match read.unwrap_or(Err(ObserveError::Silence("what the run needs"))) {
         Ok(()) => Ok((observed, None)),
         Err(error) if phase == Some(Phase::Running) => Ok((observed, Some(error))),
         Err(error) => Err(error),
@@ -113,8 +118,10 @@ async fn injections(
         let api: Api<NodeInjection> =
             Api::namespaced(ctx.client.clone(), &ctx.policy.release_namespace);
         let own = ListParams::default().labels(&format!("{LABEL_EXPERIMENT_UID}={uid}"));
-        let list = api.list(&own).await;
-        injections = list.map_err(reading("the node injections"))?.items;
+        let what = "the node injections";
+        let list = timeout(ctx.patience, api.list(&own)).await;
+        let list = list.map_err(|_| ObserveError::Silence(what))?;
+        injections = list.map_err(reading(what))?.items;
     }
     injections.sort_by_key(ResourceExt::name_any);
     Ok(injections)

@@ -3,7 +3,7 @@
 
 use clap::Parser as _;
 use jiff::SignedDuration;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, Time};
 use kube::runtime::reflector::store::Writer;
 use serde_json::{Value, json};
 use windtunnel_crds::{
@@ -18,7 +18,7 @@ use super::*;
 use crate::{
     Cli, Command,
     decide::{Action, Kill, testing},
-    mock::{Refusal, Server, When},
+    mock::{LOST, Refusal, Server, When},
 };
 
 const EXPERIMENT: &str = "/apis/windtunnel.dev/v1alpha1/namespaces/shop/chaosexperiments/run";
@@ -328,6 +328,59 @@ async fn no_failed_request_changes_how_a_run_ends() {
             });
             play(&mut bench).await;
             is_as_it_should_be(&bench, &format!("{of}{code} {when:?} at {countdown}"));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_lost_answer_holds_up_no_run_for_ever() {
+    let mut bench = Bench::new();
+    bench.ctx.patience = Duration::from_millis(20);
+    bench.settle().await;
+    bench.advance(5);
+    bench.server.refuse(Refusal {
+        countdown: 0,
+        stays: true,
+        of: "GET ",
+        code: LOST,
+        when: When::Before,
+    });
+    let error = bench.pass().await.unwrap_err();
+    assert!(chain(&error).contains("no answer in time"), "{error}");
+    bench.advance(60);
+    bench.settle().await;
+    assert!(bench.phase().is_terminal(), "{:#?}", bench.status());
+}
+
+/// A deleted experiment goes, whatever is refused for ever but the removal of its finalizer.
+#[tokio::test]
+async fn a_deletion_ends_whatever_is_refused() {
+    for of in ["PUT status", "PATCH nodeinjections", "DELETE "] {
+        for seconds in [0, 3] {
+            let mut bench = Bench::new();
+            bench.settle().await;
+            bench.advance(seconds);
+            bench.settle().await;
+            bench.server.refuse(Refusal {
+                countdown: 0,
+                stays: true,
+                of,
+                code: 500,
+                when: When::Before,
+            });
+            let mut deleted = bench.experiment();
+            deleted.metadata.deletion_timestamp = Some(Time(bench.now));
+            bench.server.put(EXPERIMENT, &deleted);
+            for wait in [0, 60, 21] {
+                bench.advance(wait);
+                for _ in 0..5 {
+                    let _ = bench.pass().await;
+                    bench.agents();
+                }
+            }
+            let left = bench.experiment().metadata.finalizers;
+            let others = Some(vec!["example.com/other".to_owned()]);
+            assert_eq!(left, others, "{of} at {seconds} s");
         }
     }
 }

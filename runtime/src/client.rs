@@ -10,6 +10,13 @@ const CONNECT: Duration = Duration::from_secs(5);
 /// How long a written request may wait for the server's window.
 const WRITE: Duration = Duration::from_secs(10);
 
+/// After how many seconds a watch is opened anew, from where it was. A watch only listens: one whose
+/// connection was lost without a word, by a balancer or a firewall on the way, looks like one that
+/// has nothing to say, for the 295 s that kube gives it by default.
+pub const WATCH: u32 = 30;
+/// How long an answer, or the next part of one, may take; longer than a watch has nothing to say.
+const READ: Duration = Duration::from_secs(WATCH as u64 + 10);
+
 /// Why there is no client.
 #[derive(Debug, Error)]
 pub enum ClientError {
@@ -34,6 +41,7 @@ pub async fn client() -> Result<Client, ClientError> {
     let mut config = Config::infer().await.map_err(ClientError::Config)?;
     config.connect_timeout = Some(CONNECT);
     config.write_timeout = Some(WRITE);
+    config.read_timeout = Some(READ);
     config.default_retry = false;
     Client::try_from(config).map_err(ClientError::Client)
 }

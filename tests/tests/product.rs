@@ -29,6 +29,7 @@ mod product {
     pub(crate) mod partition;
     pub(crate) mod peers;
     pub(crate) mod podkill;
+    pub(crate) mod reboot;
     pub(crate) mod reclaim;
     pub(crate) mod refuse;
     pub(crate) mod reset;
@@ -36,6 +37,7 @@ mod product {
     pub(crate) mod security;
     pub(crate) mod stage;
     pub(crate) mod timeline;
+    pub(crate) mod told;
     pub(crate) mod torture;
     pub(crate) mod traces;
 }
@@ -49,8 +51,8 @@ use libtest_mimic::{Arguments, Conclusion, Trial};
 
 use product::stage::{Stage, Test};
 use product::{
-    compose, doses, lifecycle, manifests, network, outage, peers, podkill, reclaim, refuse,
-    security, timeline, torture,
+    compose, doses, lifecycle, manifests, network, outage, peers, podkill, reboot, reclaim, refuse,
+    security, timeline, told, torture,
 };
 
 /// How many tests run beside each other.
@@ -82,6 +84,7 @@ const ROUGH: &[&[Test]] = &[
     refuse::ROUGH,
     outage::ROUGH,
     podkill::ROUGH,
+    reboot::ROUGH,
     product::install::ROUGH,
     product::database::ROUGH,
 ];
@@ -181,7 +184,8 @@ fn twice(name: &str, test: fn(&Stage) -> anyhow::Result<()>, stage: &Stage) -> a
     };
     let _ = writeln!(
         io::stderr(),
-        "{name} failed, and is run once more: {first:#}"
+        "{name} failed, and is run once more: {first:#}\n{}",
+        told::told(stage)
     );
     test(stage).with_context(|| format!("failed twice; at first: {first:#}"))
 }

@@ -1,6 +1,6 @@
 //! The state machine of a run: Pending → Preparing → Running → Recovering → a terminal phase.
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use windtunnel_crds::{
     ChaosExperiment, ChaosExperimentStatus, NodeInjection,
@@ -11,7 +11,7 @@ use windtunnel_crds::{
 };
 
 use super::{
-    Action, Change, Decision, Observed, ending::Ending, guard, kill, notices, plan, rollup,
+    Action, BOUNDS, Change, Decision, Observed, ending::Ending, guard, kill, notices, plan, rollup,
 };
 
 mod finished;
@@ -47,6 +47,10 @@ pub(crate) fn decide(observed: &Observed, now: Timestamp) -> Decision {
     pass.finish()
 }
 
+/// How long after the grace of the control plane a deletion may take whatever fails: a silent node
+/// is given up by then, and what else there is to write has been tried again and again.
+const AT_LAST: SignedDuration = SignedDuration::from_secs(2 * BOUNDS.as_secs());
+
 /// Whether the run is to end before its time, and why.
 pub(crate) fn stopped_early(experiment: &ChaosExperiment, stop: bool) -> Option<Ending> {
     if experiment.metadata.deletion_timestamp.is_some() {
@@ -70,10 +74,11 @@ impl Pass<'_> {
         }
         if old != Some(&self.status) && self.status != ChaosExperimentStatus::default() {
             let notices = notices::of_change(old, &self.status);
-            self.actions
-                .insert(0, Action::WriteStatus(Box::new(self.status)));
+            let status = Box::new(std::mem::take(&mut self.status));
+            self.actions.insert(0, Action::WriteStatus(status));
             self.actions.extend(notices.into_iter().map(Action::Notify));
         }
+        self.release_at_last();
         Decision {
             actions: self.actions,
             wake_at: self.wake_at.filter(|at| *at > self.now),
@@ -180,6 +185,21 @@ impl Pass<'_> {
     fn release_finalizer(&mut self) {
         if self.has_finalizer() {
             self.actions.push(Action::RemoveFinalizer);
+        }
+    }
+
+    /// No write that is refused for ever may keep a deleted experiment: by now no fault of it can be
+    /// in place, and the sweep takes the node injections that are left.
+    fn release_at_last(&mut self) {
+        let Some(deleted) = &self.observed.experiment.metadata.deletion_timestamp else {
+            return;
+        };
+        let last = deleted.0 + self.observed.policy.control_plane_grace + AT_LAST;
+        if self.now < last {
+            self.wake(last);
+        } else if self.has_finalizer() {
+            self.actions.retain(|a| *a != Action::RemoveFinalizer);
+            self.actions.insert(0, Action::RemoveFinalizer);
         }
     }
 

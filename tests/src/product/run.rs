@@ -138,7 +138,7 @@ impl<'a> Run<'a> {
     /// Deletes it and waits until it is gone.
     ///
     /// # Errors
-    /// When it is still there after `bound`.
+    /// When it is still there after `bound`, with the status as it is then.
     pub fn delete(&self, bound: Duration) -> Result<()> {
         let timeout = format!("--timeout={}s", bound.as_secs());
         let arguments = [
@@ -150,7 +150,8 @@ impl<'a> Run<'a> {
             "--ignore-not-found",
             &timeout,
         ];
-        success(&self.cluster.kubectl(&arguments)?).map(drop)
+        let deleted = success(&self.cluster.kubectl(&arguments)?).map(drop);
+        deleted.or_else(|error| Err(error.context(format!("status: {}", self.status()?))))
     }
 }
 

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use serde_json::Value;
 use windtunnel_tests::cluster::poll::{reach, until};
 use windtunnel_tests::cluster::{Action, Signal};
 use windtunnel_tests::product::{NAMESPACE, Run};
@@ -24,6 +25,10 @@ pub(crate) const ROUGH: &[Test] = &[
     (
         "a_node_that_is_cut_off_reverts_its_faults",
         a_node_that_is_cut_off_reverts_its_faults,
+    ),
+    (
+        "connections_lost_without_a_word_are_made_anew",
+        connections_lost_without_a_word_are_made_anew,
     ),
 ];
 
@@ -136,6 +141,84 @@ fn a_node_that_is_cut_off_reverts_its_faults(stage: &Stage) -> Result<()> {
     let moment = Instant::now();
     scene.lamp.comes_back(moment, SOON)?;
     traces::is_as_before(stage, &scene.echo, scene.before())
+}
+
+/// Every connection of an agent and of the leader is lost without a word, as behind a firewall that
+/// has forgotten it: neither end is told. What is in place stays, and what is asked for is heard of.
+fn connections_lost_without_a_word_are_made_anew(stage: &Stage) -> Result<()> {
+    let test = "connections_lost_without_a_word_are_made_anew";
+    let scene = Scene::set(stage, test, "node1")?;
+    let (run, _) = scene.silenced("run", "150s")?;
+    let dark = Instant::now();
+    let leader = stage.windtunnel.leader()?.context("nobody leads")?;
+    let lost = [
+        Lost::connections(stage, &stage.windtunnel.agent_on("node1")?)?,
+        Lost::connections(stage, &leader)?,
+    ];
+    // A watch is opened anew after 30 s, and given up 5 s after that.
+    run.abort()?;
+    let asked = Instant::now();
+    let ended = scene.lamp.comes_back(dark, Duration::from_secs(50));
+    drop(lost);
+    ended?;
+    run.wait("Finished", SOON)?;
+    let (phase, status) = (run.phase()?, run.status()?);
+    ensure!(phase == "Aborted", "the run ended by itself: {status}");
+    for condition in ["Recovered", "Clean"] {
+        let (is, _) = run.condition(condition)?;
+        ensure!(is == "True", "{condition} is {is}: {status}");
+    }
+    let target = &status["faults"][0];
+    ensure!(target["failed"] == 0, "not by the user's will: {status}");
+    ensure!(asked.elapsed() < SOON * 3, "it took {:?}", asked.elapsed());
+    operators_are_ready(stage)?;
+    scene.is_as_before()
+}
+
+/// The connections that a pod of the release has now: nothing passes on them, for as long as this
+/// value lives; what is opened from now on is as ever.
+struct Lost<'a> {
+    stage: &'a Stage,
+    node: String,
+    pid: String,
+}
+
+impl<'a> Lost<'a> {
+    fn connections(stage: &'a Stage, pod: &str) -> Result<Self> {
+        let pod = stage.cluster.get(&["pod", pod, "--namespace", NAMESPACE])?;
+        let text = |value: &Value| value.as_str().map(str::to_owned).context("no text");
+        let node = text(&pod["spec"]["nodeName"])?;
+        let pid = stage.first_pid(&node, &text(&pod["metadata"]["uid"])?)?;
+        let lost = Self {
+            stage,
+            node,
+            pid: pid.to_string(),
+        };
+        // Local ports of what is established to the API server's port, from the kernel's table.
+        lost.shell(
+            "ports=$(cat /proc/net/tcp /proc/net/tcp6 | awk '$4 == \"01\" && $3 ~ /:01BB$/ {split($2, a, \":\"); print \"0x\" a[2]}' | paste -sd,)
+            [ -n \"$ports\" ] || exit 1
+            nft \"table inet lost {
+                chain in { type filter hook input priority 0; tcp dport { $ports } drop; }
+                chain out { type filter hook output priority 0; tcp sport { $ports } drop; }
+            }\"",
+        )?;
+        Ok(lost)
+    }
+
+    fn shell(&self, script: &str) -> Result<String> {
+        let argv = [
+            "nsenter", "--target", &self.pid, "--net", "--", "sh", "-c", script,
+        ];
+        self.stage.cluster.node(&self.node)?.run(&argv)?.text()
+    }
+}
+
+impl Drop for Lost<'_> {
+    fn drop(&mut self) {
+        // A pod that is gone has taken it along.
+        let _ = self.shell("nft delete table inet lost");
+    }
 }
 
 /// What is seen while the node is off.

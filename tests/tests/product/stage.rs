@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 use windtunnel_tests::cluster::poll::until;
-use windtunnel_tests::cluster::{Cluster, success};
+use windtunnel_tests::cluster::{Cluster, Node, success};
 use windtunnel_tests::product::{Installation, Profile, Run};
 
 pub(crate) use super::measure::Outcome;
@@ -60,13 +60,11 @@ impl Stage {
         cluster.enter()?;
         // It ends with the process.
         let cluster: &'static Cluster = Box::leak(Box::new(cluster));
-        for node in cluster.nodes()? {
-            // Probes wait in their sockets while a busy machine lets nobody read them.
-            let write = "echo 8388608 >/proc/sys/net/core/rmem_max";
-            node.run(&["sh", "-c", write])?.text()?;
-        }
         let windtunnel = Installation::load(cluster, Profile::Dev)?;
         windtunnel.install(&[])?;
+        for node in cluster.nodes()? {
+            deepen(&node)?;
+        }
         Ok(Self {
             cluster,
             windtunnel,
@@ -106,18 +104,23 @@ impl Stage {
 
     /// The first process of a pod, as its node counts.
     pub(crate) fn pid(&self, pod: &Pod) -> Result<i32> {
+        self.first_pid(&pod.node, &pod.uid)
+            .with_context(|| pod.name.clone())
+    }
+
+    /// The first process of the pod with this uid on a node, as the node counts.
+    pub(crate) fn first_pid(&self, node: &str, uid: &str) -> Result<i32> {
         let script = format!(
-            "cat /sys/fs/cgroup/kubepods*/pod{0}/*/cgroup.procs /sys/fs/cgroup/kubepods*/*/pod{0}/*/cgroup.procs 2>/dev/null | sort -n | head -1",
-            pod.uid
+            "cat /sys/fs/cgroup/kubepods*/pod{uid}/*/cgroup.procs /sys/fs/cgroup/kubepods*/*/pod{uid}/*/cgroup.procs 2>/dev/null | sort -n | head -1"
         );
         let text = self
             .cluster
-            .node(&pod.node)?
+            .node(node)?
             .run(&["sh", "-c", &script])?
             .text()?;
         text.trim()
             .parse()
-            .with_context(|| format!("no process of {}: {text:?}", pod.name))
+            .with_context(|| format!("no process: {text:?}"))
     }
 
     /// A counter of the kernel's own in a pod's network namespace: `Udp InDatagrams`, or
@@ -335,6 +338,13 @@ spec:
     pub(crate) fn run(&self, name: &str, spec: &str) -> Result<Run<'a>> {
         Run::apply(self.stage.cluster, &self.name, name, spec)
     }
+}
+
+/// Lets probes wait in their sockets while a busy machine lets nobody read them, until a node's next
+/// boot.
+pub(crate) fn deepen(node: &Node<'_>) -> Result<()> {
+    let write = "echo 8388608 >/proc/sys/net/core/rmem_max";
+    node.run(&["sh", "-c", write])?.text().map(drop)
 }
 
 /// A counter of `/proc/net/snmp` or `snmp6`.

@@ -2,6 +2,7 @@
 
 mod cost;
 mod doses;
+mod layers;
 mod speed;
 
 use std::time::Duration;
@@ -27,6 +28,9 @@ pub(crate) struct Arguments {
     /// Measure only how exact faults are, and how quickly each kind is undone
     #[arg(long)]
     doses: bool,
+    /// Measure only how long each layer of reclamation takes
+    #[arg(long, conflicts_with = "doses")]
+    layers: bool,
 }
 
 pub(crate) fn run(name: &str, arguments: &Arguments) -> Result<()> {
@@ -53,11 +57,17 @@ pub(crate) fn run(name: &str, arguments: &Arguments) -> Result<()> {
         .context("start a runtime")?;
     runtime.block_on(async {
         let client = cluster.client().await?;
-        cost::idle(&cluster, &windtunnel)?;
         let bed = speed::Bed::make(&cluster, &windtunnel, client).await?;
-        speed::measure(&bed, arguments.runs).await?;
-        cost::writes(&bed).await
+        if !arguments.layers {
+            cost::idle(&cluster, &windtunnel)?;
+            speed::measure(&bed, arguments.runs).await?;
+            cost::writes(&bed).await?;
+        }
+        layers::measure(&bed, &windtunnel, arguments.runs).await
     })?;
+    if arguments.layers {
+        return Ok(());
+    }
     doses::measure(&cluster, &windtunnel, arguments.runs)
 }
 

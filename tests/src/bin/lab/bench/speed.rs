@@ -21,7 +21,8 @@ const DELAY: &str = "200ms";
 const DELAYED: Duration = Duration::from_millis(190);
 /// So many normal packets in a row are the end of the fault.
 const CALM: usize = 20;
-const BOUND: Duration = Duration::from_secs(20);
+/// A control plane that is gone is waited for longest: its grace, and the doubt after it.
+const BOUND: Duration = Duration::from_mins(2);
 const POLL: Duration = Duration::from_millis(2);
 
 /// An echo that the beacon speaks to.
@@ -92,7 +93,7 @@ metadata: {{name: {NAMESPACE}}}
     }
 
     /// How long after `moment` the first packet left that was delayed.
-    async fn came(&self, moment: Instant) -> Result<Duration> {
+    pub(super) async fn came(&self, moment: Instant) -> Result<Duration> {
         within("a delayed packet", || async {
             let slow = |f: &&Flight| {
                 f.took()
@@ -109,7 +110,7 @@ metadata: {{name: {NAMESPACE}}}
     }
 
     /// How long after `moment` the first packet left after which none was delayed.
-    async fn went(&self, moment: Instant) -> Result<Duration> {
+    pub(super) async fn went(&self, moment: Instant) -> Result<Duration> {
         within("normal packets", || async {
             let flights = self.beacon.since(moment);
             let normal = |f: &Flight| f.took().is_some_and(|took| took < DELAYED);
@@ -119,6 +120,13 @@ metadata: {{name: {NAMESPACE}}}
             Ok(calm.map(|at| flights[at].left.duration_since(moment)))
         })
         .await
+    }
+
+    /// Deletes an experiment and waits until it is gone.
+    pub(super) async fn end(&self, name: &str) -> Result<()> {
+        let params = DeleteParams::default();
+        self.experiments().delete(name, &params).await?;
+        self.gone(name).await
     }
 
     /// Waits until an experiment is gone.
@@ -192,10 +200,7 @@ pub(super) async fn measure(bed: &Bed<'_>, runs: usize) -> Result<()> {
         bed.came(posted).await?;
         bed.holds(&name, "Injected").await?;
         killed.add(kill(bed).await?);
-        bed.experiments()
-            .delete(&name, &DeleteParams::default())
-            .await?;
-        bed.gone(&name).await?;
+        bed.end(&name).await?;
     }
     print::line("| what | p50 ms | p99 ms | max ms | n |");
     print::line("| --- | --- | --- | --- | --- |");
