@@ -170,7 +170,7 @@ impl Controller {
             News::Lease(sighting) => {
                 self.offset.see(&sighting);
                 known.clock_offset = self.offset.millis();
-                known.lease_seen = known.lease_seen.max(Some(sighting.at));
+                known.see_lease(&sighting);
             }
             News::Stop(stop) => known.stop = Some(stop),
             News::Capable(capability) => self.node.learn(capability),

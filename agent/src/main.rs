@@ -34,8 +34,11 @@ use windtunnel_runtime::{
     chain, client, init_logs, on_signal, serve,
 };
 
-/// After which time what the node could not do is tried again.
+/// After which time what the node could not do is tried again at first, and then after twice the
+/// time each time: a node that was too busy is soon found able, one that cannot costs nothing.
 const AGAIN: Duration = Duration::from_mins(1);
+/// The longest of these times.
+const AT_MOST: Duration = Duration::from_hours(1);
 
 #[derive(Debug, thiserror::Error)]
 enum MainError {
@@ -169,9 +172,10 @@ fn start(run: Run) -> Result<(), MainError> {
 /// Tries in the background, now and then, what the node could not do. The thread ends with the process.
 fn try_again(failed: Vec<String>, cgroups: PathBuf, inbox: Inbox) -> std::io::Result<()> {
     let work = move || {
+        let mut pauses = std::iter::successors(Some(AGAIN), |last| Some(AT_MOST.min(*last * 2)));
         probe::again(
             failed,
-            || thread::sleep(AGAIN),
+            || pauses.next().into_iter().for_each(thread::sleep),
             |kind| probe::attempt(&cgroups, kind),
             |capability| inbox.tell(News::Capable(capability)),
         );

@@ -17,6 +17,7 @@ use windtunnel_crds::{
 };
 
 use crate::{
+    api::Sighting,
     decide::{Kill, Observed, Preparation, Reported, Unwritten},
     journal::{Journal, JournalError, SetAside},
     kernel::{
@@ -43,10 +44,24 @@ pub struct Known {
     pub stop: Option<bool>,
     /// When the operator's lease was last seen to change, on the boot clock.
     pub lease_seen: Option<Duration>,
+    /// Who held it then, and when its holder had renewed it.
+    renewal: Option<(String, Timestamp)>,
     /// When a fresh listing of the own injections last succeeded, on the boot clock.
     pub listed: Option<Duration>,
     /// How far the node's clock is ahead of the operator's, in milliseconds.
     pub clock_offset: Option<i64>,
+}
+
+impl Known {
+    /// Takes a sighting of the operator's lease into account. Only a change is a sign of life: what
+    /// a watch lists when it begins anew may be a dead operator's.
+    pub fn see_lease(&mut self, sighting: &Sighting) {
+        let renewal = (sighting.holder.clone(), sighting.renewed);
+        if self.renewal.as_ref() != Some(&renewal) {
+            self.renewal = Some(renewal);
+            self.lease_seen = self.lease_seen.max(Some(sighting.at));
+        }
+    }
 }
 
 /// Settings of this agent.
@@ -326,4 +341,32 @@ pub enum NodeError {
     /// `/proc` cannot be read.
     #[error("no boot id")]
     Proc(#[from] ProcError),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_lease_that_changes_is_a_sign_of_life() {
+        let mut known = Known::default();
+        let second = Duration::from_secs;
+        // Holder, when it was renewed, when it was seen, and the last sign of life by then.
+        for (holder, renewed, at, expected) in [
+            ("a", 10, 1, 1),
+            ("a", 10, 8, 1),
+            ("a", 12, 9, 9),
+            ("a", 12, 90, 9),
+            ("b", 12, 91, 91),
+        ] {
+            known.see_lease(&Sighting {
+                holder: holder.to_owned(),
+                renewed: Timestamp::from_second(renewed).unwrap(),
+                arrived: Timestamp::UNIX_EPOCH,
+                at: second(at),
+                is_live: false,
+            });
+            assert_eq!(known.lease_seen, Some(second(expected)), "{holder} at {at}");
+        }
+    }
 }

@@ -66,7 +66,7 @@ pub fn attempt(cgroups: &Path, kind: &str) -> Capability {
 /// none that cannot. Returns when nothing is left.
 pub fn again(
     mut failed: Vec<String>,
-    pause: impl Fn(),
+    mut pause: impl FnMut(),
     attempt: impl Fn(&str) -> Capability,
     tell: impl Fn(Capability),
 ) {

@@ -58,7 +58,7 @@ pub struct NodeAgentStatus {
     #[serde(default)]
     pub boot_id: String,
     /// What this node's kernel can do, found out by doing it at the agent's start; what failed
-    /// is tried again each minute.
+    /// is tried again, after a minute at first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub capabilities: Vec<Capability>,
     /// The kinds of fault that can be injected here.

@@ -96,7 +96,8 @@ impl Made {
 
 /// Carries out `actions` for `experiment`; neighbours of one kind at the same time, kinds in
 /// order. Stops at the first kind of which one fails; what was to be told is told even so, unless
-/// it is the status that could not be written.
+/// it is the status that could not be written. An abort that fails, and a finalizer that cannot be
+/// removed, hold up nothing behind them.
 ///
 /// # Errors
 /// The first [`ActError`].
@@ -107,15 +108,17 @@ pub(crate) async fn act(
     made: Made,
 ) -> Result<(), ActError> {
     let mut actions = actions.into_iter().peekable();
-    let mut failed = None;
+    let (mut failed, mut is_over) = (None, false);
+    let kind = |action: &Action| (std::mem::discriminant(action), action.is_abort());
     while let Some(first) = actions.next() {
-        if failed.is_some() && !matches!(first, Action::Notify(_)) {
+        if is_over && !matches!(first, Action::Notify(_)) {
             continue;
         }
         let writes_status = matches!(first, Action::WriteStatus(_));
-        let kind = std::mem::discriminant(&first);
+        let holds_up = !first.is_abort() && first != Action::RemoveFinalizer;
+        let this = kind(&first);
         let mut batch = vec![first];
-        while let Some(next) = actions.next_if(|next| std::mem::discriminant(next) == kind) {
+        while let Some(next) = actions.next_if(|next| kind(next) == this) {
             batch.push(next);
         }
         let mut done = stream::iter(batch)
@@ -124,7 +127,10 @@ pub(crate) async fn act(
         while let Some(result) = done.next().await {
             match result {
                 Err(error) if writes_status => return Err(error),
-                Err(error) => drop(failed.get_or_insert(error)),
+                Err(error) => {
+                    is_over |= holds_up;
+                    failed.get_or_insert(error);
+                }
                 Ok(()) => {}
             }
         }

@@ -141,7 +141,7 @@ impl Agent {
 }
 
 /// What to do, in this order; where one action fails, those of other kinds behind it are not
-/// tried, but the user is told.
+/// tried, but the user is told. Aborts and the finalizer's end hold up nothing.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Decision {
     /// The actions.
@@ -183,6 +183,20 @@ pub enum Action {
     DeleteExperiment,
     /// Tell the user.
     Notify(Notice),
+}
+
+impl Action {
+    /// It ends a node's part.
+    #[must_use]
+    pub fn is_abort(&self) -> bool {
+        matches!(
+            self,
+            Self::Patch {
+                change: Change::Abort,
+                ..
+            }
+        )
+    }
 }
 
 /// A change of a node injection's spec.

@@ -147,10 +147,14 @@ impl Directories {
                 directory.selected = select(&namespace.pods, selector)?;
             }
         }
-        for host in &peers.hosts {
+        // All at once: those that nobody answers for take their time together.
+        let hosts = peers.hosts.iter().map(async |host| {
             let addresses = self.resolve(&host.0).await;
-            directory.hosts.insert(host.0.clone(), addresses);
-        }
+            (host.0.clone(), addresses)
+        });
+        directory
+            .hosts
+            .extend(futures::future::join_all(hosts).await);
         Ok(directory)
     }
 

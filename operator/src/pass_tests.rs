@@ -337,7 +337,8 @@ async fn a_lost_answer_holds_up_no_run_for_ever() {
     let mut bench = Bench::new();
     bench.ctx.patience = Duration::from_millis(20);
     bench.settle().await;
-    bench.advance(5);
+    // The second window is open, and its pods are asked for.
+    bench.advance(6);
     bench.server.refuse(Refusal {
         countdown: 0,
         stays: true,
@@ -350,6 +351,40 @@ async fn a_lost_answer_holds_up_no_run_for_ever() {
     bench.advance(60);
     bench.settle().await;
     assert!(bench.phase().is_terminal(), "{:#?}", bench.status());
+}
+
+/// Whatever of the user's or the operator's own is refused for ever, an abort reaches the nodes.
+#[tokio::test]
+async fn an_abort_is_held_up_by_nothing() {
+    for of in ["PUT status", "PATCH chaosexperiments", "DELETE ", "POST "] {
+        for how in ["abort", "delete", "delete late"] {
+            let mut bench = Bench::new();
+            bench.settle().await;
+            bench.advance(3);
+            bench.settle().await;
+            bench.server.refuse(Refusal {
+                countdown: 0,
+                stays: true,
+                of,
+                code: 500,
+                when: When::Before,
+            });
+            let mut ended = bench.experiment();
+            match how {
+                "abort" => ended.spec.abort = true,
+                _ => ended.metadata.deletion_timestamp = Some(Time(bench.now)),
+            }
+            bench.server.put(EXPERIMENT, &ended);
+            // Nobody led when it was deleted, nor for some time after.
+            if how == "delete late" {
+                bench.advance(55);
+            }
+            let _ = bench.pass().await;
+            for (_, injection) in bench.injections() {
+                assert!(injection.spec.abort, "{how}, {of} refused");
+            }
+        }
+    }
 }
 
 /// A deleted experiment goes, whatever is refused for ever but the removal of its finalizer.

@@ -36,8 +36,8 @@ pub(crate) async fn sweep(
     ctx: &Ctx,
     misses: &mut BTreeMap<String, u32>,
 ) -> Result<(), kube::Error> {
-    sweep_injections(ctx).await?;
-    sweep_agents(ctx, misses).await
+    let injections = sweep_injections(ctx).await;
+    injections.and(sweep_agents(ctx, misses).await)
 }
 
 async fn sweep_injections(ctx: &Ctx) -> Result<(), kube::Error> {
@@ -56,6 +56,8 @@ async fn sweep_injections(ctx: &Ctx) -> Result<(), kube::Error> {
     let uids: BTreeSet<String> = all.items.iter().filter_map(ResourceExt::uid).collect();
     let api: Api<NodeInjection> =
         Api::namespaced(ctx.client.clone(), &ctx.policy.release_namespace);
+    // One that cannot be deleted must not keep those behind it.
+    let mut swept = Ok(());
     for (name, uid) in orphans(&injections, &uids) {
         tracing::info!(
             injection = name,
@@ -68,9 +70,9 @@ async fn sweep_injections(ctx: &Ctx) -> Result<(), kube::Error> {
             }),
             ..DeleteParams::default()
         };
-        gone_is_fine(api.delete(&name, &params).await)?;
+        swept = swept.and(gone_is_fine(api.delete(&name, &params).await));
     }
-    Ok(())
+    swept
 }
 
 async fn sweep_agents(ctx: &Ctx, misses: &mut BTreeMap<String, u32>) -> Result<(), kube::Error> {

@@ -44,7 +44,8 @@ mod product {
 
 use std::io::{self, Write};
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use libtest_mimic::{Arguments, Conclusion, Trial};
@@ -57,6 +58,9 @@ use product::{
 
 /// How many tests run beside each other.
 const BESIDE: usize = 4;
+
+/// How many of the slowest tests are told.
+const SLOWEST: usize = 10;
 
 /// Tests that touch only what is in their own namespace.
 const GENTLE: &[&[Test]] = &[
@@ -163,16 +167,36 @@ fn run(
 ) -> Conclusion {
     let mut arguments = arguments.clone();
     arguments.test_threads.get_or_insert(threads);
+    let times = Arc::new(Mutex::new(Vec::new()));
     let trials = tests.concat().into_iter().map(|(name, test)| {
-        let stage = stage.cloned();
+        let (stage, times) = (stage.cloned(), times.clone());
         Trial::test(name, move || {
             let stage = stage
                 .context("no stage")
                 .map_err(|error| error.to_string())?;
-            twice(name, test, &stage).map_err(|error| format!("{error:#}").into())
+            let begun = Instant::now();
+            let result = twice(name, test, &stage);
+            let mut times = times.lock().unwrap_or_else(PoisonError::into_inner);
+            times.push((begun.elapsed(), name));
+            result.map_err(|error| format!("{error:#}").into())
         })
     });
-    libtest_mimic::run(&arguments, trials.collect())
+    let conclusion = libtest_mimic::run(&arguments, trials.collect());
+    tell_slowest(&mut times.lock().unwrap_or_else(PoisonError::into_inner));
+    conclusion
+}
+
+/// Says which of many tests took longest.
+fn tell_slowest(times: &mut [(Duration, &str)]) {
+    if times.len() < SLOWEST {
+        return;
+    }
+    times.sort_unstable_by(|a, b| b.cmp(a));
+    let slowest = times.iter().take(SLOWEST);
+    let told: Vec<String> = slowest
+        .map(|(took, name)| format!("{name} {:.0} s", took.as_secs_f64()))
+        .collect();
+    let _ = writeln!(io::stderr(), "slowest: {}", told.join(", "));
 }
 
 /// Runs a test, and once more if it fails. The machines that this runs on are shared and stand still
@@ -182,10 +206,13 @@ fn twice(name: &str, test: fn(&Stage) -> anyhow::Result<()>, stage: &Stage) -> a
     let Err(first) = test(stage) else {
         return Ok(());
     };
-    let _ = writeln!(
-        io::stderr(),
-        "{name} failed, and is run once more: {first:#}\n{}",
-        told::told(stage)
-    );
-    test(stage).with_context(|| format!("failed twice; at first: {first:#}"))
+    let tell = |what: &str, error: &anyhow::Error| {
+        let told = told::told(stage);
+        let _ = writeln!(io::stderr(), "{name} failed, {what}: {error:#}\n{told}");
+    };
+    tell("and is run once more", &first);
+    test(stage).map_err(|second| {
+        tell("again", &second);
+        second.context(format!("failed twice; at first: {first:#}"))
+    })
 }

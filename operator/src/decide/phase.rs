@@ -65,8 +65,8 @@ pub(crate) fn stopped_early(experiment: &ChaosExperiment, stop: bool) -> Option<
 }
 
 impl Pass<'_> {
-    /// The status first, unless nothing in it changed: what follows was decided on its being
-    /// written.
+    /// Aborts first: nothing that cannot be written may keep a fault in place. Then the status, unless
+    /// nothing in it changed: what follows was decided on its being written.
     fn finish(mut self) -> Decision {
         let old = self.observed.experiment.status.as_ref();
         if self.status != ChaosExperimentStatus::default() {
@@ -76,6 +76,7 @@ impl Pass<'_> {
             let notices = notices::of_change(old, &self.status);
             let status = Box::new(std::mem::take(&mut self.status));
             self.actions.insert(0, Action::WriteStatus(status));
+            self.actions.sort_by_key(|action| !action.is_abort());
             self.actions.extend(notices.into_iter().map(Action::Notify));
         }
         self.release_at_last();
@@ -199,7 +200,8 @@ impl Pass<'_> {
             self.wake(last);
         } else if self.has_finalizer() {
             self.actions.retain(|a| *a != Action::RemoveFinalizer);
-            self.actions.insert(0, Action::RemoveFinalizer);
+            let aborts = self.actions.iter().take_while(|a| a.is_abort()).count();
+            self.actions.insert(aborts, Action::RemoveFinalizer);
         }
     }
 

@@ -1,6 +1,6 @@
 //! From what the nodes reported to the experiment's status: counts, conditions, one sentence.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use windtunnel_crds::{
@@ -11,7 +11,7 @@ use windtunnel_crds::{
     status::{Cleanup, DrawnPod, FaultPhase, FaultStatus, Summary},
 };
 
-use super::{Observed, plan};
+use super::{Agent, Observed, plan};
 
 /// A node was not heard of until the end: whether it is clean nobody knows.
 pub(crate) const NOT_REPORTED: &str = "NotReported";
@@ -22,6 +22,12 @@ pub(crate) const WITHDRAWN: &str = "Withdrawn";
 
 /// A node injection is gone before its agent has reported the end.
 const NOBODY_REPORTS: &str = "a node injection was deleted by somebody; its agent takes its faults back, and cannot report that";
+
+/// The longest message of a fault that the status takes, in bytes.
+const MESSAGE: usize = 4096;
+/// The longest name of a counter, and how many a fault may have.
+const COUNTER: usize = 32;
+const COUNTERS: usize = 16;
 
 /// A target as the operator can honestly speak of it.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -161,39 +167,37 @@ fn count(observed: &Observed, part: &Part<'_>, fault: &mut FaultStatus) {
     };
     let is_network = matches!(part.fault.kind(), Some(Kind::Network(_)));
     if fault.injected > 0 && is_network {
-        let matched = matched(observed, part).max(fault.matched_packets.unwrap_or(0));
+        let matched = matched(observed, part, fault).max(fault.matched_packets.unwrap_or(0));
         fault.matched_packets = Some(matched);
     } else if fault.injected > 0 {
-        measure(observed, part, &mut fault.effect);
+        measure(observed, part, fault);
     }
-    fault.message = message(part, fault);
+    fault.message = clipped(message(part, fault));
 }
 
 /// Packets matched so far: the injections' reports and the agents' heartbeats, whichever is newer
 /// (both only grow).
-fn matched(observed: &Observed, part: &Part<'_>) -> i64 {
-    let reported: i64 = part
-        .targets
-        .iter()
-        .filter_map(|t| t.status()?.matched_packets)
-        .sum();
+fn matched(observed: &Observed, part: &Part<'_>, fault: &FaultStatus) -> i64 {
+    let reported = part.targets.iter();
+    let reported = reported.filter_map(|t| t.status()?.matched_packets);
+    let reported = reported.fold(0, i64::saturating_add);
     let uid = observed.experiment.metadata.uid.clone().unwrap_or_default();
     let key = (uid, part.fault.name.clone());
-    let alive: i64 = observed
-        .fleet
-        .values()
-        .filter_map(|agent| agent.matched.get(&key))
-        .sum();
-    reported.max(alive)
+    let alive = agents(observed, fault)
+        .into_iter()
+        .filter_map(|agent| agent.matched.get(&key));
+    reported.max(alive.fold(0, |all, n| all.saturating_add(*n)))
 }
 
 /// What a fault on containers was measured to do: by the heartbeats while it is in place, then as
 /// it was when it ended.
-fn measure(observed: &Observed, part: &Part<'_>, effect: &mut BTreeMap<String, i64>) {
+fn measure(observed: &Observed, part: &Part<'_>, fault: &mut FaultStatus) {
     let uid = observed.experiment.metadata.uid.clone().unwrap_or_default();
     let key = (uid, part.fault.name.clone());
     let open = part.targets.iter().any(|t| !t.is_final());
-    let alive = observed.fleet.values().filter_map(|a| a.effects.get(&key));
+    let alive = agents(observed, fault)
+        .into_iter()
+        .filter_map(|a| a.effects.get(&key));
     let reported = part.targets.iter().filter_map(|t| t.status());
     let mut sum = BTreeMap::new();
     let all: Vec<_> = if open {
@@ -201,12 +205,28 @@ fn measure(observed: &Observed, part: &Part<'_>, effect: &mut BTreeMap<String, i
     } else {
         reported.flat_map(|t| &t.effect).collect()
     };
-    for (name, value) in all {
-        *sum.entry(name.clone()).or_insert(0) += value;
+    for (name, value) in all.into_iter().filter(|(name, _)| name.len() <= COUNTER) {
+        let counter: &mut i64 = sum.entry(name.clone()).or_default();
+        *counter = counter.saturating_add(*value);
     }
+    // The first of them in the alphabet: an agent has a few.
+    let sum: BTreeMap<_, _> = sum.into_iter().take(COUNTERS).collect();
     if !sum.is_empty() {
-        *effect = sum;
+        fault.effect = sum;
     }
+}
+
+/// The agents of the nodes that a fault is on: what others say of it is none of their business.
+fn agents<'a>(observed: &'a Observed, fault: &FaultStatus) -> Vec<&'a Agent> {
+    let nodes: BTreeSet<&str> = fault.draw.iter().map(|pod| pod.node.as_str()).collect();
+    let found = nodes.iter().filter_map(|node| observed.fleet.get(*node));
+    found.collect()
+}
+
+/// A message no longer than a status takes, whatever an agent has said.
+fn clipped(mut message: String) -> String {
+    message.truncate(message.floor_char_boundary(MESSAGE));
+    message
 }
 
 fn message(part: &Part<'_>, fault: &FaultStatus) -> String {

@@ -99,6 +99,16 @@ impl Lamp {
         )
     }
 
+    /// From when to when since a moment no packet of a row came back, or none before it was away so long.
+    pub(crate) fn spans(&self, since: Instant, away: Duration) -> Vec<(Instant, Instant)> {
+        let is_out = |flight: &Flight| flight.took().is_none_or(|took| took >= away);
+        let flights = self.beacon.since(since);
+        let rows = flights.chunk_by(|a, b| is_out(a) == is_out(b));
+        let dark = rows.filter(|row| row.len() >= ROW && is_out(&row[0]));
+        dark.map(|row| (row[0].left, row[row.len() - 1].left))
+            .collect()
+    }
+
     /// Fails if a single packet of those between two moments was answered.
     pub(crate) fn was_out(&self, since: Instant, until: Instant) -> Result<()> {
         let flights = self.beacon.since(since);

@@ -14,8 +14,8 @@ use super::traces;
 
 pub(crate) const ROUGH: &[Test] = &[
     (
-        "a_fault_ends_at_its_deadline_without_an_operator",
-        a_fault_ends_at_its_deadline_without_an_operator,
+        "faults_end_without_an_operator",
+        faults_end_without_an_operator,
     ),
     ("a_paused_leader_is_replaced", a_paused_leader_is_replaced),
     (
@@ -35,14 +35,17 @@ pub(crate) const ROUGH: &[Test] = &[
 /// The chart's controlPlaneGrace.
 const GRACE: Duration = Duration::from_secs(30);
 
-/// No replica of the operator is there for the second half of a run and after it.
-fn a_fault_ends_at_its_deadline_without_an_operator(stage: &Stage) -> Result<()> {
-    let test = "a_fault_ends_at_its_deadline_without_an_operator";
-    let scene = Scene::set(stage, test, "node1")?;
-    let (run, _) = scene.silenced("run", "12s")?;
+/// No replica of the operator is there from the middle of two runs on: one ends at its deadline, the
+/// other with the grace, though the API server answers and shows the lease as it was.
+fn faults_end_without_an_operator(stage: &Stage) -> Result<()> {
+    let long = Scene::set(stage, "faults_end_with_the_grace", "node2")?;
+    let short = Scene::set(stage, "faults_end_at_their_deadline", "node1")?;
+    let (lasting, uid) = long.silenced("run", "150s")?;
+    let (run, _) = short.silenced("run", "12s")?;
     let dark = Instant::now();
     let absent = Absent::send_away(stage)?;
-    let lasted = scene.lamp.comes_back(dark, SOON)?;
+    let gone = Instant::now();
+    let lasted = short.lamp.comes_back(dark, SOON)?;
     // It began before it was seen.
     ensure!(
         lasted < Duration::from_secs(12) + GONE,
@@ -53,9 +56,21 @@ fn a_fault_ends_at_its_deadline_without_an_operator(stage: &Stage) -> Result<()>
         "an operator is there"
     );
     ensure!(run.phase()? == "Running", "nobody leads: {}", run.status()?);
+    let lasted = long.lamp.comes_back(gone, GRACE + SOON)?;
+    ensure!(
+        lasted < GRACE + GONE,
+        "a fault was there for {lasted:?} after the last operator had gone"
+    );
     absent.call_back()?;
     ended(&run, "Completed", "WindowsClosed")?;
-    scene.is_as_before()
+    ended(&lasting, "Failed", "WindowsClosed")?;
+    let target = traces::target(stage, &uid, &long.echo)?;
+    ensure!(
+        target["state"] == "Interrupted" && target["reason"] == "ControlPlaneLost",
+        "the agent says {target}"
+    );
+    long.is_as_before()?;
+    short.is_as_before()
 }
 
 /// The leader stands still; another replica takes over and finishes the run, and when the old one

@@ -81,7 +81,15 @@ impl Stage {
                 .collect::<String>()
                 .trim_end_matches('-')
         );
-        // One of an earlier try may still be ending.
+        // One of an earlier try may still be ending, or nobody could be told to end it.
+        let delete = [
+            "delete",
+            "namespace",
+            &name,
+            "--ignore-not-found",
+            "--wait=false",
+        ];
+        success(&self.cluster.kubectl(&delete)?)?;
         until(&format!("no namespace {name}"), BOUND * 2, || {
             let old = self
                 .cluster

@@ -1,7 +1,8 @@
 //! Torture: runs back to back, each with faults of chance on one pod, and in each something is killed,
 //! stopped or cut off at a moment of chance. After each the traffic is normal within the bound, nothing
 //! runs, is held or stands still that did not before, the kernel's state is as before, and the status is
-//! true. `WINDTUNNEL_TORTURE_ROUNDS` says how many rounds, `WINDTUNNEL_TORTURE_SEED` where chance begins.
+//! true. `WINDTUNNEL_TORTURE_ROUNDS` says how many rounds, `WINDTUNNEL_TORTURE_SEED` where chance begins, and
+//! `WINDTUNNEL_TORTURE_FROM` which of its rounds is the first that is played.
 
 mod body;
 mod deeds;
@@ -59,12 +60,16 @@ fn torture_leaves_nothing(stage: &Stage) -> Result<()> {
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse().ok());
     let rounds = number("WINDTUNNEL_TORTURE_ROUNDS").unwrap_or(ROUNDS as u64);
     let seed = number("WINDTUNNEL_TORTURE_SEED").unwrap_or(SEED);
+    let from = number("WINDTUNNEL_TORTURE_FROM").unwrap_or(0);
     let ground = Ground::lay(stage, "torture_leaves_nothing")?;
     let mut dealer = Dealer::new(seed, DEEDS.len());
     let mut worst: BTreeMap<Kind, Worst> = BTreeMap::new();
     let mut body = None;
-    for number in 0..rounds {
+    for number in 0..from + rounds {
         let round = dealer.deal();
+        if number < from {
+            continue;
+        }
         let told = format!("seed {seed}, round {number}: {}", tell(&round));
         let target = match body.take() {
             Some(target) => target,

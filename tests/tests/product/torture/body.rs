@@ -19,6 +19,8 @@ use crate::product::traces;
 pub(super) const BOUND: Duration = Duration::from_secs(8);
 /// Packets that are away for so long are delayed.
 const AWAY: Duration = Duration::from_millis(1500);
+/// By how much the silence of a node may differ from pod to pod.
+const ASTRAY: Duration = Duration::from_millis(500);
 /// How long after it was first seen a container that was restarted may not listen yet.
 const STARTED: Duration = Duration::from_secs(3);
 /// The target's name, and its label.
@@ -147,7 +149,8 @@ fn ran(looks: &[Look], moment: Instant) -> bool {
 }
 
 impl Body<'_> {
-    /// When a fault's effect was first and last seen since a moment, where the target ran.
+    /// When a fault's effect was first and last seen since a moment, where the target ran and its node
+    /// was not silent as a whole.
     pub(super) fn seen(
         &self,
         fault: &Fault,
@@ -167,7 +170,13 @@ impl Body<'_> {
                 return (first, all.next_back().map(|pair| pair[1].at).or(first));
             }
         };
-        self.lamps[lamp].dim(since, away, |moment| ran(looks, moment))
+        // Where the pod beside it is silent as well, it is the node that is.
+        let silent = self.ground.other.spans(since, away.unwrap_or(AWAY));
+        let of_node = |moment: Instant| {
+            let mut all = silent.iter();
+            all.any(|(from, to)| *from <= moment + ASTRAY && moment <= *to + ASTRAY)
+        };
+        self.lamps[lamp].dim(since, away, |moment| ran(looks, moment) && !of_node(moment))
     }
 
     /// Fails unless, within the bound, nothing of a round is left, on the target or of it.

@@ -113,10 +113,10 @@ impl Look {
     pub(super) fn shows(&self, fault: &Fault, before: &Self) -> bool {
         match fault.kind {
             Kind::Delay | Kind::Loss | Kind::Partition => false,
-            Kind::ContainerKill | Kind::PodKill => before.app().is_some_and(|app| {
-                let mut all = self.processes.iter();
-                !all.any(|process| process.pid == app)
-            }),
+            // One that has died and was not seen off yet is listed, but has no command any more.
+            Kind::ContainerKill | Kind::PodKill => {
+                before.app().is_some() && self.app() != before.app()
+            }
             Kind::Reset => self.is_refused,
             Kind::IoHang | Kind::IoLatency | Kind::IoError => self.bad.contains(fault.volume),
             Kind::Cpu => self.has_child("burn"),
