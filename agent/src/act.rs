@@ -1,6 +1,8 @@
 //! Carries out steps: one match, no policy. A step that fails stops no other; it is decided on
 //! again on the next pass, with what is true by then.
 
+use std::time::Duration;
+
 use jiff::Timestamp;
 use thiserror::Error;
 use windtunnel_crds::{
@@ -26,6 +28,10 @@ use crate::{
     sweep,
     wire::{NetworkTask, Order, Task, WireError},
 };
+
+/// How long what was killed may take to be gone before it counts as left: a busy node is late, and one
+/// whose disk hangs is later.
+const DYING: Duration = Duration::from_secs(5);
 
 /// Why a step failed.
 #[derive(Debug, Error)]
@@ -188,6 +194,8 @@ fn inject(node: &mut Node, key: &Key, table: Option<Table>, now: Now) -> Result<
         Objects::Network(network) => network_task(node, &entry, network, table)?,
     };
     let Some(task) = task else {
+        // It is not the journal that holds it up.
+        node.unwritten.remove(key);
         return Ok(());
     };
     let order = Order {
@@ -324,6 +332,9 @@ fn check(
     let Some(entry) = node.journal.entries().get(key).cloned() else {
         return Ok(());
     };
+    if is_dying(node, &entry, now) {
+        return Ok(());
+    }
     let netns = netns(node, &entry)?;
     let found = audit::audit(node, &entry, netns.as_ref());
     node.metrics.count_residue(&found);
@@ -339,6 +350,16 @@ fn check(
         }
     });
     Ok(())
+}
+
+/// Whether something is still dying with its injector, and is given more time.
+fn is_dying(node: &mut Node, entry: &Entry, now: Now) -> bool {
+    if !audit::is_dying(node, entry) {
+        node.dying.remove(&entry.key);
+        return false;
+    }
+    let since = *node.dying.entry(entry.key.clone()).or_insert(now.boot);
+    now.boot < since + DYING
 }
 
 #[cfg(test)]

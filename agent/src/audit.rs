@@ -1,16 +1,24 @@
 //! Looks for what an ended fault has left: by the journal's names, and by our marks.
 
-use std::{collections::BTreeSet, path::Path};
+use std::{collections::BTreeSet, path::Path, time::Duration};
 
 use windtunnel_crds::residue::{Residue, ResidueKind};
 use windtunnel_runtime::chain;
 
 use crate::{
     impair,
-    kernel::{cgroup, child, netns::NetNs, nft},
+    kernel::{
+        cgroup, child,
+        netns::NetNs,
+        nft,
+        proc::{Proc, ProcError, ProcessId},
+    },
     model::{Entry, NetworkEntry, State},
     node::Node,
 };
+
+/// How long a process that was killed may take to be gone.
+const KILLED: Duration = Duration::from_secs(1);
 
 /// What is left of an ended fault on its target; each thing is removed where that is possible.
 /// `netns` is the target's namespace, unless it is gone.
@@ -80,29 +88,50 @@ pub(crate) fn names<'a>(entries: impl Iterator<Item = &'a Entry>) -> BTreeSet<St
         .collect()
 }
 
-/// Children of injectors that are dead, among the processes of a container; they are killed. Those that
-/// are dying with an injector, as one of another fault that ends at the same time, are not left.
+/// Children of injectors that are dead, among the processes of a container.
+fn orphans(node: &Node, group: &Path) -> Vec<ProcessId> {
+    let proc = &node.settings.places.proc;
+    let mut all = cgroup::processes(proc, group).unwrap_or_default();
+    all.retain(|process| {
+        let parent = || proc.parent(process.pid);
+        child::is_one(proc, process.pid)
+            && parent().is_none_or(|parent| !node.supervisor.is_injector(parent))
+    });
+    all
+}
+
+/// Whether something is still dying with its injector, this fault's or another's that ended at the same
+/// time, in the container of an ended fault.
+pub(crate) fn is_dying(node: &Node, entry: &Entry) -> bool {
+    let proc = &node.settings.places.proc;
+    entry.container().is_some_and(|container| {
+        let mut all = orphans(node, &container.cgroup).into_iter();
+        all.any(|process| proc.is_dying(process.pid))
+    })
+}
+
+/// Kills the children of dead injectors, and sees them end.
 fn children(node: &Node, group: &Path) -> Vec<Residue> {
     let proc = &node.settings.places.proc;
-    let mut found = Vec::new();
-    for process in cgroup::processes(proc, group).unwrap_or_default() {
-        let is_orphan = child::is_one(proc, process.pid)
-            && !proc.is_dying(process.pid)
-            && proc
-                .parent(process.pid)
-                .is_none_or(|parent| !node.supervisor.is_injector(parent));
-        if is_orphan {
-            let killed = proc
-                .open(process)
-                .and_then(|handle| handle.map_or(Ok(()), |handle| handle.kill()));
-            found.push(residue(
-                ResidueKind::Process,
-                process.pid.to_string(),
-                killed.map_err(|e| chain(&e)),
-            ));
-        }
-    }
-    found
+    let all = orphans(node, group).into_iter();
+    all.map(|process| {
+        let ended = match end(proc, process) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err("it was killed, and does not end".to_owned()),
+            Err(error) => Err(chain(&error)),
+        };
+        residue(ResidueKind::Process, process.pid.to_string(), ended)
+    })
+    .collect()
+}
+
+/// Kills a process; whether it has ended.
+fn end(proc: &Proc, process: ProcessId) -> Result<bool, ProcError> {
+    let Some(handle) = proc.open(process)? else {
+        return Ok(true);
+    };
+    handle.kill()?;
+    handle.ends_within(KILLED)
 }
 
 pub(crate) fn remove_table(netns: &NetNs, name: String) -> Residue {

@@ -25,7 +25,6 @@ use crate::{
     kernel::proc::ProcError,
     model::State,
     node::{self, Node},
-    replay,
 };
 
 /// The longest that the thread waits: injectors need their sign of life.
@@ -95,7 +94,6 @@ impl Controller {
         guards: Vec<Guard>,
         shutdown: &CancellationToken,
     ) -> Result<(), ControlError> {
-        replay::replay(&mut self.node, node::now()?);
         let mut guards = Some(guards);
         while !shutdown.is_cancelled() {
             let wait = self.passes()?;

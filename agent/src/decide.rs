@@ -52,6 +52,9 @@ pub const LOOK_AGAIN: Duration = Duration::from_mins(1);
 /// How long reports are held back while more is about to happen.
 pub const HOLD: Duration = Duration::from_millis(500);
 
+/// The reason of what ended with the agent that had begun it.
+pub(crate) const RESTARTED: &str = "AgentRestarted";
+
 /// All that a decision may depend on.
 #[derive(Clone, Debug)]
 pub struct Observed {

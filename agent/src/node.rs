@@ -27,7 +27,7 @@ use crate::{
     },
     metrics::Metrics,
     model::{Key, State, Sweep},
-    probe,
+    probe, replay,
     supervisor::Supervisor,
     targets::{Places, is_deserted},
 };
@@ -96,6 +96,8 @@ pub struct Node {
     pub(crate) metrics: Metrics,
     /// When injectors were first killed, on the boot clock.
     pub(crate) killed_at: BTreeMap<Key, Duration>,
+    /// Since when something of an ended fault has been dying, on the boot clock.
+    pub(crate) dying: BTreeMap<Key, Duration>,
     /// What this node's kernel can do.
     pub(crate) capabilities: Vec<Capability>,
     addresses: Vec<IpAddr>,
@@ -105,7 +107,8 @@ pub struct Node {
 }
 
 impl Node {
-    /// Takes the node over: opens the journal in `directory`.
+    /// Takes the node over: opens the journal in `directory`, and ends what the agent before had begun,
+    /// before anything else that may take its time.
     ///
     /// # Errors
     /// Where the journal or the boot id cannot be read.
@@ -118,7 +121,7 @@ impl Node {
                 "a journal entry was set aside"
             );
         }
-        Ok(Self {
+        let mut node = Self {
             boot_id: settings.places.proc.boot_id()?,
             settings,
             journal,
@@ -133,11 +136,14 @@ impl Node {
             sweep: None,
             metrics,
             killed_at: BTreeMap::new(),
+            dying: BTreeMap::new(),
             capabilities: Vec::new(),
             addresses: Vec::new(),
             deserted: BTreeMap::new(),
             looked_at: None,
-        })
+        };
+        replay::replay(&mut node, now()?);
+        Ok(node)
     }
 
     /// The node with what its kernel was found to be able to do.
@@ -276,6 +282,7 @@ impl Node {
         self.kills.retain(|key, _| is_open(key));
         self.unstarted.retain(|key, _| is_open(key));
         self.unwritten.retain(|key, _| is_open(key));
+        self.dying.retain(|key, _| entries.contains_key(key));
     }
 
     /// What is left of ended faults, and what cannot be read of the journal.

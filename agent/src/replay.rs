@@ -7,7 +7,7 @@ use windtunnel_runtime::chain;
 
 use crate::{
     act::ActError,
-    decide::Now,
+    decide::{Now, RESTARTED},
     kernel::proc::{ProcError, ProcessId},
     model::{Counts, Ended, Entry, State},
     node::Node,
@@ -63,13 +63,13 @@ pub fn outlived(entry: &Entry, boot_id: &str, killed: bool, now: Now) -> Ended {
     let (outcome, reason, message) = if !begun {
         (
             TargetState::Failed,
-            "AgentRestarted",
+            RESTARTED,
             "the agent died before the fault was injected",
         )
     } else if entry.boot_id == boot_id {
         (
             TargetState::Interrupted,
-            "AgentRestarted",
+            RESTARTED,
             "the agent died; the fault ended with it",
         )
     } else {

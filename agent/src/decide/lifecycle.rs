@@ -9,7 +9,8 @@ use windtunnel_crds::{
 };
 
 use super::{
-    AGAIN, Decision, Kill, LATE, Now, Observed, RESTART, SILENCE, Step, WAIT, window::window,
+    AGAIN, Decision, Kill, LATE, Now, Observed, RESTART, RESTARTED, SILENCE, Step, WAIT,
+    window::window,
 };
 use crate::{
     journal::UNWRITABLE,
@@ -63,6 +64,7 @@ fn prepared(o: &Observed, key: &Key, entry: &Entry, now: Now, decision: &mut Dec
         // It had been in place on a container that ended.
         decision.push(end(TargetState::Recovered, "", ""));
     } else if let Some(held_up) = o.unwritten.get(key)
+        && !o.deserted.contains(key)
         && now.boot >= window.end.min(held_up.since + LATE)
     {
         decision.push(end(not_applied(entry), UNWRITABLE, &held_up.message));
@@ -188,10 +190,7 @@ fn is_to_restart(entry: &Entry) -> bool {
 fn in_place(o: &Observed, key: &Key, entry: &Entry, now: Now, decision: &mut Decision) {
     let Some(live) = o.live.get(key) else {
         // Its agent died: the replay at this agent's start has seen to the process.
-        let (reason, message) = (
-            "AgentRestarted",
-            "the agent had died; the fault ended with it",
-        );
+        let (reason, message) = (RESTARTED, "the agent had died; the fault ended with it");
         return decision.push(Step::End {
             key: key.clone(),
             ended: Box::new(by(

@@ -132,3 +132,30 @@ fn what_was_checked_before_stays_so_once_it_is_reported() {
     sim.settle();
     assert_eq!(sim.told.len(), count, "nothing is news");
 }
+
+/// A full journal did not take an end, or an effect that was read back; then the agent died. What was
+/// told of it stands.
+#[test]
+fn what_was_told_of_an_end_outlives_a_journal_that_could_not_be_written() {
+    let over = |sim: &mut Sim, injected: bool| {
+        let entry = sim.entry(&key("a"));
+        let mut ended = crate::replay::outlived(entry, "boot", false, Sim::new(&["a"]).now);
+        ended.injected_at = ended.injected_at.filter(|_| injected);
+        entry.state = State::Ended(ended);
+        sim.settle();
+    };
+    let mut sim = restarted(&["a"], &["a"]);
+    let told = {
+        let status = sim.injection().status.as_mut().unwrap();
+        status.targets[0].state = TargetState::Recovered;
+        status.targets[0].clone()
+    };
+    assert!(told.injected_at.is_some());
+    over(&mut sim, true);
+    assert_eq!(*sim.target("a"), told, "the end");
+    let mut sim = restarted(&["a"], &["a"]);
+    over(&mut sim, false);
+    let target = sim.target("a");
+    assert_eq!(target.state, TargetState::Interrupted);
+    assert_eq!(target.injected_at, told.injected_at, "the effect");
+}

@@ -8,7 +8,7 @@ use windtunnel_crds::{
     injection::{Audit, InjectionPhase, NodeFault, NodeTarget, TargetState, TargetStatus},
 };
 
-use super::{Decision, HOLD, Now, Observed, Preparation, Step, combine, keys, overlap};
+use super::{Decision, HOLD, Now, Observed, Preparation, RESTARTED, Step, combine, keys, overlap};
 use crate::{
     journal::UNWRITABLE,
     model::{Counts, Ended, Entry, Key, State},
@@ -156,7 +156,27 @@ fn target_status(
     let parts = keys(uid, fault, target)
         .into_iter()
         .map(|key| part_status(o, &key, injection, target));
-    combine::combine(parts.collect())
+    as_told(injection, combine::combine(parts.collect()))
+}
+
+/// What was told stands. The agent before may have known more than it could write down: a journal
+/// that was full then says of what had ended that it was in place when that agent died.
+fn as_told(injection: &NodeInjection, status: TargetStatus) -> TargetStatus {
+    let told = told(injection, &status).filter(|told| told.injected_at.is_some());
+    match told {
+        Some(told) if status.reason == RESTARTED && told.state.is_final() => told.clone(),
+        Some(told) if status.reason == RESTARTED && status.injected_at.is_none() => TargetStatus {
+            injected_at: told.injected_at.clone(),
+            ..status
+        },
+        _ => status,
+    }
+}
+
+/// What was last told of a target.
+fn told<'a>(injection: &'a NodeInjection, target: &TargetStatus) -> Option<&'a TargetStatus> {
+    let mut all = injection.status.iter().flat_map(|s| &s.targets);
+    all.find(|told| told.fault == target.fault && told.pod_uid == target.pod_uid)
 }
 
 /// The status of one entry: a target's only one, or that of one of its containers.
@@ -203,11 +223,7 @@ fn without_entry(o: &Observed, injection: &NodeInjection, base: TargetStatus) ->
             "the node's journal does not know the fault any more; it ended with the agent before",
         )
     };
-    let told = injection.status.iter().flat_map(|s| &s.targets);
-    let before = told
-        .into_iter()
-        .find(|t| t.fault == base.fault && t.pod_uid == base.pod_uid);
-    match before {
+    match told(injection, &base) {
         Some(before) if before.state.is_final() => before.clone(),
         Some(before) if before.injected_at.is_some() => TargetStatus {
             state: TargetState::Interrupted,
