@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use jiff::SignedDuration;
+use windtunnel_agent::api::Sighting;
 use windtunnel_agent::decide::{self, Decision, Now};
 use windtunnel_agent::model::{Entry, Key, State};
 use windtunnel_agent::replay::outlived;
@@ -95,8 +96,9 @@ impl Node {
 
     pub(super) fn due(&self, now: Duration) -> Option<Duration> {
         let agent = self.agent.as_ref();
-        let fresh = agent
-            .and_then(|a| Some(a.lease_seen?.min(a.listed?) + GRACE + Duration::from_millis(1)));
+        let fresh = agent.and_then(|a| {
+            Some(a.known.lease_seen?.min(a.known.listed?) + GRACE + Duration::from_millis(1))
+        });
         let wake = agent.and_then(|a| a.wake);
         let deserted =
             agent.and_then(|a| a.deserted.values().min().map(|at| *at + decide::DESERTED));
@@ -213,16 +215,22 @@ impl Node {
             return;
         }
         let stale = |at: Option<Duration>| at.is_none_or(|at| boot > at + GRACE);
-        agent.is_dirty |= stale(agent.listed) || stale(agent.lease_seen);
-        agent.listed = Some(boot);
-        if api
-            .lease
-            .is_some_and(|(_, renewed)| now <= renewed + super::TICK)
-        {
-            agent.lease_seen = Some(boot);
+        agent.is_dirty |= stale(agent.known.listed) || stale(agent.known.lease_seen);
+        agent.known.listed = Some(boot);
+        if let Some((holder, renewed)) = api.lease {
+            // As a watch lists it that begins anew each time: also one that nobody renews any more.
+            agent.known.see_lease(&Sighting {
+                holder: holder.to_string(),
+                renewed: wall(renewed),
+                arrived: wall(now),
+                at: boot,
+                is_live: false,
+            });
+        }
+        if agent.known.lease_seen == Some(boot) {
             let offset = i64::try_from(skew.as_millis()).ok();
-            agent.is_dirty |= agent.clock_offset != offset;
-            agent.clock_offset = offset;
+            agent.is_dirty |= agent.known.clock_offset != offset;
+            agent.known.clock_offset = offset;
         }
         if api.beats.insert(self.name.clone(), now).is_none() {
             api.version += 1;

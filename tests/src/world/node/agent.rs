@@ -6,6 +6,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use windtunnel_agent::decide::{self, Kill, Observed, Preparation, Reported, Unwritten};
 use windtunnel_agent::model::{Entry, Key, Sweep};
+use windtunnel_agent::node::Known;
 use windtunnel_agent::supervisor::Live;
 use windtunnel_crds::{NodeInjection, NodeInjectionStatus};
 
@@ -18,12 +19,7 @@ use super::GRACE;
 pub(super) struct Agent {
     pub(super) stopped_until: Option<Duration>,
     pub(super) seen_version: u64,
-    pub(super) injections: Option<BTreeMap<String, NodeInjection>>,
-    pub(super) stop: Option<bool>,
-    /// On the boot clock, like all that follows.
-    pub(super) lease_seen: Option<Duration>,
-    pub(super) listed: Option<Duration>,
-    pub(super) clock_offset: Option<i64>,
+    pub(super) known: Known,
     pub(super) kills: BTreeMap<Key, Kill>,
     pub(super) unwritten: BTreeMap<Key, Unwritten>,
     pub(super) preparations: BTreeMap<String, Preparation>,
@@ -44,16 +40,16 @@ impl Agent {
         for (uid, (name, status)) in outbox {
             api.report(&name, &uid, status);
         }
-        if self.seen_version != api.version || self.injections.is_none() {
+        if self.seen_version != api.version || self.known.injections.is_none() {
             self.seen_version = api.version;
             let own = api.injections.values().filter(|i| i.spec.node_name == node);
             let own: BTreeMap<String, NodeInjection> = own
                 .map(|i| (i.metadata.uid.clone().unwrap_or_default(), i.clone()))
                 .collect();
             let stop = Some(api.stopped.is_some());
-            if self.injections.as_ref() != Some(&own) || self.stop != stop {
-                self.injections = Some(own);
-                self.stop = stop;
+            if self.known.injections.as_ref() != Some(&own) || self.known.stop != stop {
+                self.known.injections = Some(own);
+                self.known.stop = stop;
                 self.is_dirty = true;
                 is_busy = true;
             }
@@ -81,7 +77,7 @@ impl Agent {
             .deserted
             .values()
             .any(|since| boot == *since + decide::DESERTED);
-        if let Some(injections) = &self.injections {
+        if let Some(injections) = &self.known.injections {
             self.preparations
                 .retain(|uid, _| injections.contains_key(uid));
             self.reports.retain(|uid, _| injections.contains_key(uid));
@@ -127,10 +123,10 @@ impl Agent {
             .filter(|(_, since)| boot >= **since + decide::DESERTED);
         Observed {
             boot_id,
-            injections: self.injections.clone(),
-            stop: self.stop,
-            has_control_plane: fresh(self.lease_seen) && fresh(self.listed),
-            clock_offset: self.clock_offset,
+            injections: self.known.injections.clone(),
+            stop: self.known.stop,
+            has_control_plane: fresh(self.known.lease_seen) && fresh(self.known.listed),
+            clock_offset: self.known.clock_offset,
             sweep: self.sweep.clone(),
             entries: journal.clone(),
             live: self.live.clone(),
