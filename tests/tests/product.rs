@@ -80,8 +80,10 @@ const GENTLE: &[&[Test]] = &[
     product::partition::GENTLE,
 ];
 
-/// Tests that take agents, the operator, nodes or the control plane down.
+/// Tests that take agents, the operator, nodes or the control plane down; before them those of which a
+/// busy machine makes nothing.
 const ROUGH: &[&[Test]] = &[
+    doses::ALONE,
     lifecycle::ROUGH,
     reclaim::ROUGH,
     torture::ROUGH,
@@ -96,15 +98,10 @@ const ROUGH: &[&[Test]] = &[
 const NETWORK: &[Test] = &[
     ("delay_is_there_and_gone", network::delay_is_there_and_gone),
     (
-        "delay_and_loss_are_as_asked",
-        doses::delay_and_loss_are_as_asked,
-    ),
-    (
         "directions_are_those_of_the_target",
         doses::directions_are_those_of_the_target,
     ),
     ("every_dose_is_seen", doses::every_dose_is_seen),
-    ("bandwidth_is_as_asked", doses::bandwidth_is_as_asked),
     ("peers_are_those_chosen", peers::peers_are_those_chosen),
     (
         "local_ports_are_those_of_the_target",

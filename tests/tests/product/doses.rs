@@ -8,7 +8,14 @@ use anyhow::{Context, Result, ensure};
 use windtunnel_tests::cluster::poll::until;
 
 use super::measure::{Added, Outcome, Probes, mean, share, twice, within};
-use super::stage::{ECHO, Pod, Space, Stage, Wanted, at, close};
+use super::stage::{ECHO, Pod, Space, Stage, Test, Wanted, at, close};
+
+/// What must not have to share the machine: with others beside them, the packets that are sent are
+/// fewer than those that were to be, or later.
+pub(crate) const ALONE: &[Test] = &[
+    ("delay_and_loss_are_as_asked", delay_and_loss_are_as_asked),
+    ("bandwidth_is_as_asked", bandwidth_is_as_asked),
+];
 
 const SOON: Duration = Duration::from_secs(30);
 /// Ports of faults; the echo's usual port is the control's.
@@ -56,7 +63,7 @@ fn faults(doses: &[(u16, &str)]) -> String {
 
 /// A delay of 1500 ms is 1500 ms, with jitter it stays within its bounds, and a loss of 20 % beside
 /// it is 20 %, for both families.
-pub(crate) fn delay_and_loss_are_as_asked(stage: &Stage) -> Result<()> {
+fn delay_and_loss_are_as_asked(stage: &Stage) -> Result<()> {
     let space = stage.space("delay_and_loss_are_as_asked")?;
     let (client, echo) = pods(&space)?;
     let before = stage.snapshot(&client)?;
@@ -290,7 +297,7 @@ fn burst(outcome: &Outcome, (to_bad, to_good): (f64, f64), excuse: f64) -> Resul
 }
 
 /// A link with a bandwidth carries as much by the counters of the link itself, with more offered.
-pub(crate) fn bandwidth_is_as_asked(stage: &Stage) -> Result<()> {
+fn bandwidth_is_as_asked(stage: &Stage) -> Result<()> {
     let space = stage.space("bandwidth_is_as_asked")?;
     let (client, echo) = pods(&space)?;
     let run = space.run("narrow", &faults(&[(11, "bandwidth: {rate: 4M}")]))?;
