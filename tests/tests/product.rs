@@ -44,11 +44,10 @@ mod product {
 
 use std::io::{self, Write};
 use std::process::ExitCode;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::Context;
-use libtest_mimic::{Arguments, Conclusion, Trial};
+use libtest_mimic::{Arguments, Trial};
 
 use product::stage::{Stage, Test};
 use product::{
@@ -57,7 +56,7 @@ use product::{
 };
 
 /// How many tests run beside each other.
-const BESIDE: usize = 4;
+const BESIDE: usize = 3;
 
 /// How many of the slowest tests are told.
 const SLOWEST: usize = 10;
@@ -147,40 +146,87 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let gentle = run(&arguments, GENTLE, BESIDE, stage.as_ref());
-    let rough = run(&arguments, ROUGH, 1, stage.as_ref());
-    if gentle.has_failed() || rough.has_failed() {
+    let mut has_failed = false;
+    for (tests, beside) in [(GENTLE, BESIDE), (ROUGH, 1)] {
+        let first = |test| Try { test, failed: None };
+        let all = tests.concat().into_iter().map(first).collect();
+        let again = run(&arguments, all, beside, stage.as_ref());
+        // What failed beside others has the machine to itself now.
+        has_failed |= match again {
+            Ok(again) if again.is_empty() => false,
+            Ok(again) => run(&arguments, again, 1, stage.as_ref()).is_err(),
+            Err(Failed) => true,
+        };
+    }
+    if has_failed {
         ExitCode::FAILURE
     } else {
         ExitCode::SUCCESS
     }
 }
 
+/// A test that is to be run, and how it failed before, if it did.
+struct Try {
+    test: Test,
+    failed: Option<String>,
+}
+
+/// A test has failed twice.
+struct Failed;
+
+/// Runs tests; those that are to be run once more. The machines that this runs on are shared and stand
+/// still for seconds at a time, which no bound of a fault can tell from a fault that stays: so a failure
+/// counts when it happens again, and the first is told in any case.
 fn run(
     arguments: &Arguments,
-    tests: &[&[Test]],
+    tries: Vec<Try>,
     threads: usize,
     stage: Option<&Arc<Stage>>,
-) -> Conclusion {
+) -> Result<Vec<Try>, Failed> {
     let mut arguments = arguments.clone();
     arguments.test_threads.get_or_insert(threads);
-    let times = Arc::new(Mutex::new(Vec::new()));
-    let trials = tests.concat().into_iter().map(|(name, test)| {
-        let (stage, times) = (stage.cloned(), times.clone());
-        Trial::test(name, move || {
-            let stage = stage
-                .context("no stage")
-                .map_err(|error| error.to_string())?;
-            let begun = Instant::now();
-            let result = twice(name, test, &stage);
-            let mut times = times.lock().unwrap_or_else(PoisonError::into_inner);
-            times.push((begun.elapsed(), name));
+    let (times, again) = (Arc::new(Mutex::new(Vec::new())), Arc::default());
+    let trials = tries.into_iter().map(|one| {
+        let (stage, times, again) = (stage.cloned(), times.clone(), Arc::clone(&again));
+        Trial::test(one.test.0, move || {
+            let stage = stage.ok_or("no stage")?;
+            let (begun, name) = (Instant::now(), one.test.0);
+            let result = attempt(one, &stage, &again);
+            lock(&times).push((begun.elapsed(), name));
             result.map_err(|error| format!("{error:#}").into())
         })
     });
     let conclusion = libtest_mimic::run(&arguments, trials.collect());
-    tell_slowest(&mut times.lock().unwrap_or_else(PoisonError::into_inner));
-    conclusion
+    tell_slowest(&mut lock(&times));
+    if conclusion.has_failed() {
+        return Err(Failed);
+    }
+    Ok(std::mem::take(&mut *lock(&again)))
+}
+
+/// Runs a test; puts it among those that are to be run once more if it fails for the first time.
+fn attempt(one: Try, stage: &Stage, again: &Mutex<Vec<Try>>) -> anyhow::Result<()> {
+    let (name, test) = one.test;
+    let Err(error) = test(stage) else {
+        return Ok(());
+    };
+    let what = one
+        .failed
+        .as_ref()
+        .map_or("and is run once more", |_| "again");
+    let told = told::told(stage);
+    let _ = writeln!(io::stderr(), "{name} failed, {what}: {error:#}\n{told}");
+    if let Some(first) = one.failed {
+        return Err(error.context(format!("failed twice; at first: {first}")));
+    }
+    let failed = Some(format!("{error:#}"));
+    lock(again).push(Try { failed, ..one });
+    Ok(())
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Every change is one statement: a panic leaves the value whole.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Says which of many tests took longest.
@@ -194,22 +240,4 @@ fn tell_slowest(times: &mut [(Duration, &str)]) {
         .map(|(took, name)| format!("{name} {:.0} s", took.as_secs_f64()))
         .collect();
     let _ = writeln!(io::stderr(), "slowest: {}", told.join(", "));
-}
-
-/// Runs a test, and once more if it fails. The machines that this runs on are shared and stand still
-/// for seconds at a time, which no bound of a fault can tell from a fault that stays: so a failure
-/// counts when it happens again, and the first is told in any case.
-fn twice(name: &str, test: fn(&Stage) -> anyhow::Result<()>, stage: &Stage) -> anyhow::Result<()> {
-    let Err(first) = test(stage) else {
-        return Ok(());
-    };
-    let tell = |what: &str, error: &anyhow::Error| {
-        let told = told::told(stage);
-        let _ = writeln!(io::stderr(), "{name} failed, {what}: {error:#}\n{told}");
-    };
-    tell("and is run once more", &first);
-    test(stage).map_err(|second| {
-        tell("again", &second);
-        second.context(format!("failed twice; at first: {first:#}"))
-    })
 }
