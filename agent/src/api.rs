@@ -36,7 +36,7 @@ use windtunnel_crds::{
     names::{AGENT, LEASE, STOP_CONFIG_MAP},
     node_agent::Capability,
 };
-use windtunnel_runtime::{WATCH, chain};
+use windtunnel_runtime::{chain, watching};
 
 use crate::{act::Report, kernel::proc::boottime};
 
@@ -188,9 +188,7 @@ where
 
 async fn watch_injections(side: Side) {
     let api: Api<DeserializeGuard<NodeInjection>> = Api::namespaced(side.client, &side.namespace);
-    let config = watcher::Config::default()
-        .timeout(WATCH)
-        .fields(&format!("spec.nodeName={}", side.node));
+    let config = watching().fields(&format!("spec.nodeName={}", side.node));
     let mut events = std::pin::pin!(follow(api, config));
     let mut listed = BTreeMap::new();
     while let Some(event) = events.next().await {
@@ -231,9 +229,7 @@ fn readable(guarded: DeserializeGuard<NodeInjection>) -> Option<NodeInjection> {
 /// connection was lost without a word: the watch begins anew long before the grace is over.
 async fn watch_lease(side: Side, grace: Duration) {
     let api: Api<Lease> = Api::namespaced(side.client, &side.namespace);
-    let config = watcher::Config::default()
-        .timeout(WATCH)
-        .fields(&format!("metadata.name={LEASE}"));
+    let config = watching().fields(&format!("metadata.name={LEASE}"));
     loop {
         let mut events = std::pin::pin!(follow(api.clone(), config.clone()));
         while let Ok(Some(event)) = timeout(grace / 4, events.next()).await {
@@ -263,9 +259,7 @@ fn sighting(event: watcher::Event<Lease>) -> Option<Sighting> {
 
 async fn watch_stop(side: Side) {
     let api: Api<PartialObjectMeta<ConfigMap>> = Api::namespaced(side.client, &side.namespace);
-    let config = watcher::Config::default()
-        .timeout(WATCH)
-        .fields(&format!("metadata.name={STOP_CONFIG_MAP}"));
+    let config = watching().fields(&format!("metadata.name={STOP_CONFIG_MAP}"));
     let mut events = std::pin::pin!(follow(api, config));
     let mut listed = false;
     while let Some(event) = events.next().await {

@@ -1,23 +1,22 @@
 //! Looks for what an ended fault has left: by the journal's names, and by our marks.
 
-use std::{collections::BTreeSet, path::Path, time::Duration};
+use std::{
+    collections::BTreeSet,
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use windtunnel_crds::residue::{Residue, ResidueKind};
 use windtunnel_runtime::chain;
 
 use crate::{
     impair,
-    kernel::{
-        cgroup, child,
-        netns::NetNs,
-        nft,
-        proc::{Proc, ProcError, ProcessId},
-    },
+    kernel::{cgroup, child, netns::NetNs, nft, proc::ProcessId},
     model::{Entry, NetworkEntry, State},
     node::Node,
 };
 
-/// How long a process that was killed may take to be gone.
+/// How long processes that were killed may take to be gone.
 const KILLED: Duration = Duration::from_secs(1);
 
 /// What is left of an ended fault on its target; each thing is removed where that is possible.
@@ -110,28 +109,26 @@ pub(crate) fn is_dying(node: &Node, entry: &Entry) -> bool {
     })
 }
 
-/// Kills the children of dead injectors, and sees them end.
+/// Kills the children of dead injectors, and sees them end: all of them in one time, for which living
+/// injectors get no sign of life.
 fn children(node: &Node, group: &Path) -> Vec<Residue> {
     let proc = &node.settings.places.proc;
-    let all = orphans(node, group).into_iter();
-    all.map(|process| {
-        let ended = match end(proc, process) {
+    let killed: Vec<_> = orphans(node, group)
+        .into_iter()
+        .map(|process| (process, proc.kill(process)))
+        .collect();
+    let until = Instant::now() + KILLED;
+    let ended = killed.into_iter().map(|(process, handle)| {
+        let left = until.saturating_duration_since(Instant::now());
+        let ended = handle.and_then(|handle| handle.map_or(Ok(true), |h| h.ends_within(left)));
+        let ended = match ended {
             Ok(true) => Ok(()),
             Ok(false) => Err("it was killed, and does not end".to_owned()),
             Err(error) => Err(chain(&error)),
         };
         residue(ResidueKind::Process, process.pid.to_string(), ended)
-    })
-    .collect()
-}
-
-/// Kills a process; whether it has ended.
-fn end(proc: &Proc, process: ProcessId) -> Result<bool, ProcError> {
-    let Some(handle) = proc.open(process)? else {
-        return Ok(true);
-    };
-    handle.kill()?;
-    handle.ends_within(KILLED)
+    });
+    ended.collect()
 }
 
 pub(crate) fn remove_table(netns: &NetNs, name: String) -> Residue {

@@ -100,10 +100,9 @@ pub fn outlived(entry: &Entry, boot_id: &str, killed: bool, now: Now) -> Ended {
 
 /// Kills an injector that outlived its agent; true if there was one. Waits until it is gone.
 fn kill(node: &Node, process: ProcessId) -> Result<bool, ProcError> {
-    let Some(handle) = node.settings.places.proc.open(process)? else {
+    let Some(handle) = node.settings.places.proc.kill(process)? else {
         return Ok(false);
     };
-    handle.kill()?;
     // The checks that follow find one that is still there.
     let _ = handle.ends_within(KILLED);
     Ok(true)

@@ -18,7 +18,6 @@ use kube::{
         controller::{Action as Requeue, Config},
         events::{Recorder, Reporter},
         reflector::{self, ObjectRef, Store},
-        watcher,
     },
 };
 use prometheus_client::registry::Registry;
@@ -30,7 +29,7 @@ use tokio::{
 };
 use tokio_stream::wrappers::{UnboundedReceiverStream, WatchStream};
 use windtunnel_crds::{ChaosExperiment, NodeInjection, names::OPERATOR};
-use windtunnel_runtime::{CancellationToken, Readiness, WATCH, chain};
+use windtunnel_runtime::{CancellationToken, Readiness, chain, watching};
 
 use crate::{
     Args, act,
@@ -269,7 +268,7 @@ fn spawn_controller(
             futures::future::ready(Some(changed && leads))
         })
         .filter_map(|gained| futures::future::ready(gained.then_some(())));
-    let controller = Controller::new(api, watcher::Config::default().timeout(WATCH))
+    let controller = Controller::new(api, watching())
         .with_config(Config::default().concurrency(CONCURRENCY))
         .reconcile_on(UnboundedReceiverStream::new(triggered))
         .reconcile_all_on(on_stop)

@@ -29,7 +29,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 use windtunnel_crds::{ChaosExperiment, injection::NodeContainer, peers::Peers};
-use windtunnel_runtime::WATCH;
+use windtunnel_runtime::watching;
 
 use crate::{
     cluster::{self, Candidate, EndpointSlice, Pod, Service},
@@ -308,7 +308,7 @@ where
     K: Resource + Clone + DeserializeOwned + std::fmt::Debug + Send + 'static,
     K::DynamicType: Eq + Hash + Clone,
 {
-    watcher(api, watcher::Config::default().timeout(WATCH))
+    watcher(api, watching())
         .default_backoff()
         .modify(|object| object.managed_fields_mut().clear())
         .reflect(writer)

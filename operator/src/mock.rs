@@ -37,6 +37,19 @@ pub(crate) struct Refusal {
     pub(crate) when: When,
 }
 
+impl Refusal {
+    /// Of every such request from now on, which are not carried out.
+    pub(crate) fn always(of: &'static str, code: u16) -> Self {
+        Self {
+            countdown: 0,
+            stays: true,
+            of,
+            code,
+            when: When::Before,
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 struct State {
     objects: BTreeMap<String, Value>,

@@ -119,13 +119,15 @@ async fn injections(
             Api::namespaced(ctx.client.clone(), &ctx.policy.release_namespace);
         let own = ListParams::default().labels(&format!("{LABEL_EXPERIMENT_UID}={uid}"));
         let what = "the node injections";
-        let list = timeout(ctx.patience, api.list(&own)).await;
-        match list.map_err(|_| ObserveError::Silence(what)) {
-            Ok(Ok(list)) => injections = list.items,
+        let list = match timeout(ctx.patience, api.list(&own)).await {
+            Ok(list) => list.map_err(reading(what)),
+            Err(_) => Err(ObserveError::Silence(what)),
+        };
+        match list {
+            Ok(list) => injections = list.items,
             // What is said of a run that goes matters less than that it goes.
-            _ if experiment.metadata.deletion_timestamp.is_some() => {}
-            Ok(Err(error)) => return Err(reading(what)(error)),
-            Err(silence) => return Err(silence),
+            Err(_) if experiment.metadata.deletion_timestamp.is_some() => {}
+            Err(error) => return Err(error),
         }
     }
     injections.sort_by_key(ResourceExt::name_any);

@@ -4,7 +4,7 @@
 use clap::Parser as _;
 use jiff::SignedDuration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, Time};
-use kube::runtime::reflector::store::Writer;
+use kube::runtime::{reflector::store::Writer, watcher};
 use serde_json::{Value, json};
 use windtunnel_crds::{
     ChaosExperimentStatus, NodeAgent, NodeAgentSpec, NodeAgentStatus, NodeInjectionStatus,
@@ -94,6 +94,15 @@ impl Bench {
             follows: true,
             _triggered: triggered,
         }
+    }
+
+    /// So many seconds into the run.
+    async fn after(seconds: i64) -> Self {
+        let mut bench = Self::new();
+        bench.settle().await;
+        bench.advance(seconds);
+        bench.settle().await;
+        bench
     }
 
     fn experiment(&self) -> ChaosExperiment {
@@ -339,13 +348,7 @@ async fn a_lost_answer_holds_up_no_run_for_ever() {
     bench.settle().await;
     // The second window is open, and its pods are asked for.
     bench.advance(6);
-    bench.server.refuse(Refusal {
-        countdown: 0,
-        stays: true,
-        of: "GET ",
-        code: LOST,
-        when: When::Before,
-    });
+    bench.server.refuse(Refusal::always("GET ", LOST));
     let error = bench.pass().await.unwrap_err();
     assert!(chain(&error).contains("no answer in time"), "{error}");
     bench.advance(60);
@@ -358,17 +361,8 @@ async fn a_lost_answer_holds_up_no_run_for_ever() {
 async fn an_abort_is_held_up_by_nothing() {
     for of in ["PUT status", "PATCH chaosexperiments", "DELETE ", "POST "] {
         for how in ["abort", "delete", "delete late"] {
-            let mut bench = Bench::new();
-            bench.settle().await;
-            bench.advance(3);
-            bench.settle().await;
-            bench.server.refuse(Refusal {
-                countdown: 0,
-                stays: true,
-                of,
-                code: 500,
-                when: When::Before,
-            });
+            let mut bench = Bench::after(3).await;
+            bench.server.refuse(Refusal::always(of, 500));
             let mut ended = bench.experiment();
             match how {
                 "abort" => ended.spec.abort = true,
@@ -392,17 +386,8 @@ async fn an_abort_is_held_up_by_nothing() {
 async fn a_deletion_ends_whatever_is_refused() {
     for of in ["PUT status", "PATCH nodeinjections", "DELETE "] {
         for seconds in [0, 3] {
-            let mut bench = Bench::new();
-            bench.settle().await;
-            bench.advance(seconds);
-            bench.settle().await;
-            bench.server.refuse(Refusal {
-                countdown: 0,
-                stays: true,
-                of,
-                code: 500,
-                when: When::Before,
-            });
+            let mut bench = Bench::after(seconds).await;
+            bench.server.refuse(Refusal::always(of, 500));
             let mut deleted = bench.experiment();
             deleted.metadata.deletion_timestamp = Some(Time(bench.now));
             bench.server.put(EXPERIMENT, &deleted);
@@ -447,13 +432,7 @@ async fn who_does_not_lead_writes_nothing() {
 async fn an_eviction_that_is_always_refused_holds_up_nobody() {
     for code in [403, 429, 500] {
         let mut bench = Bench::new();
-        bench.server.refuse(Refusal {
-            countdown: 0,
-            stays: true,
-            of: "POST /eviction",
-            code,
-            when: When::Before,
-        });
+        bench.server.refuse(Refusal::always("POST /eviction", code));
         for seconds in [0, 3, 5] {
             bench.advance(seconds);
             for _ in 0..10 {
@@ -492,13 +471,9 @@ async fn an_eviction_that_is_always_refused_holds_up_nobody() {
 #[tokio::test]
 async fn injections_that_cannot_be_made_end_the_run_in_time() {
     let mut bench = Bench::new();
-    bench.server.refuse(Refusal {
-        countdown: 0,
-        stays: true,
-        of: "POST nodeinjections",
-        code: 403,
-        when: When::Before,
-    });
+    bench
+        .server
+        .refuse(Refusal::always("POST nodeinjections", 403));
     for (seconds, phase) in [(0, Phase::Preparing), (31, Phase::Failed)] {
         bench.advance(seconds);
         for _ in 0..5 {

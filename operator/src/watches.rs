@@ -18,7 +18,7 @@ use tokio::{
     time::{Instant, MissedTickBehavior, interval},
 };
 use windtunnel_crds::{ChaosExperiment, NodeAgent, NodeInjection, names::STOP_CONFIG_MAP};
-use windtunnel_runtime::{Guard, WATCH, chain};
+use windtunnel_runtime::{Guard, chain, watching};
 
 use crate::controller::Ctx;
 
@@ -42,7 +42,7 @@ pub(crate) async fn watch_injections(
     let api: Api<NodeInjection> =
         Api::namespaced(ctx.client.clone(), &ctx.policy.release_namespace);
     let mut guard = Some(guard);
-    let events = watcher(api, watcher::Config::default().timeout(WATCH))
+    let events = watcher(api, watching())
         .default_backoff()
         .modify(|injection| injection.managed_fields_mut().clear())
         .reflect(writer);
@@ -68,9 +68,7 @@ pub(crate) async fn watch_agents(ctx: Arc<Ctx>, triggers: Triggers, guard: Guard
     let api: Api<DeserializeGuard<NodeAgent>> =
         Api::namespaced(ctx.client.clone(), &ctx.policy.release_namespace);
     let mut guard = Some(guard);
-    let mut events = watcher(api, watcher::Config::default().timeout(WATCH))
-        .default_backoff()
-        .boxed();
+    let mut events = watcher(api, watching()).default_backoff().boxed();
     let mut checks = interval(FLEET_CHECK);
     checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let tell = |node: &str| {
@@ -117,9 +115,7 @@ pub(crate) async fn watch_agents(ctx: Arc<Ctx>, triggers: Triggers, guard: Guard
 pub(crate) async fn watch_stop(ctx: Arc<Ctx>, all: Arc<Notify>, guard: Guard) -> &'static str {
     let api: Api<PartialObjectMeta<ConfigMap>> =
         Api::namespaced(ctx.client.clone(), &ctx.policy.release_namespace);
-    let config = watcher::Config::default()
-        .timeout(WATCH)
-        .fields(&format!("metadata.name={STOP_CONFIG_MAP}"));
+    let config = watching().fields(&format!("metadata.name={STOP_CONFIG_MAP}"));
     let mut guard = Some(guard);
     let mut events = watcher(api, config).default_backoff().boxed();
     let mut listed = false;

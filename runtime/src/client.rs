@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kube::{Client, Config};
+use kube::{Client, Config, runtime::watcher};
 use thiserror::Error;
 
 /// How long a connection may take to be made.
@@ -13,9 +13,15 @@ const WRITE: Duration = Duration::from_secs(10);
 /// After how many seconds a watch is opened anew, from where it was. A watch only listens: one whose
 /// connection was lost without a word, by a balancer or a firewall on the way, looks like one that
 /// has nothing to say, for the 295 s that kube gives it by default.
-pub const WATCH: u32 = 30;
+const WATCH: u32 = 30;
 /// How long an answer, or the next part of one, may take; longer than a watch has nothing to say.
 const READ: Duration = Duration::from_secs(WATCH as u64 + 10);
+
+/// How everything is watched: no lost connection goes unnoticed for long.
+#[must_use]
+pub fn watching() -> watcher::Config {
+    watcher::Config::default().timeout(WATCH)
+}
 
 /// Why there is no client.
 #[derive(Debug, Error)]

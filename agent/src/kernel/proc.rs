@@ -205,6 +205,18 @@ impl Proc {
         Ok(is_same.then_some(ProcessHandle { fd, process }))
     }
 
+    /// Kills a process; what its end is seen by, `None` if it is gone.
+    ///
+    /// # Errors
+    /// When it cannot be opened, or the kernel refuses (needs `CAP_KILL`).
+    pub fn kill(&self, process: ProcessId) -> Result<Option<ProcessHandle>, ProcError> {
+        let handle = self.open(process)?;
+        if let Some(handle) = &handle {
+            handle.kill()?;
+        }
+        Ok(handle)
+    }
+
     /// Opens the root directory of a process as seen from outside, for [`super::beneath`].
     ///
     /// # Errors

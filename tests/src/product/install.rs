@@ -13,6 +13,7 @@ use crate::cluster::{Cluster, success};
 /// The release namespace.
 pub const NAMESPACE: &str = "windtunnel";
 const RELEASE: &str = "windtunnel";
+const OPERATOR: &str = "deployment/windtunnel-operator";
 const READY: Duration = Duration::from_mins(2);
 
 /// windtunnel on a cluster.
@@ -109,6 +110,34 @@ impl<'a> Installation<'a> {
                 >= nodes)
                 .then_some(()))
         })
+    }
+
+    /// Wants so many replicas of the operator; waits for nothing.
+    ///
+    /// # Errors
+    /// When that is refused.
+    pub fn scale_operator(&self, replicas: usize) -> Result<()> {
+        let replicas = format!("--replicas={replicas}");
+        let scale = ["scale", OPERATOR, "--namespace", NAMESPACE, &replicas];
+        success(&self.cluster.kubectl(&scale)?).map(drop)
+    }
+
+    /// Waits until all replicas of the operator are ready and one of them leads.
+    ///
+    /// # Errors
+    /// When they are not in time.
+    pub fn wait_for_operators(&self) -> Result<()> {
+        let timeout = format!("--timeout={}s", READY.as_secs());
+        let status = [
+            "rollout",
+            "status",
+            OPERATOR,
+            "--namespace",
+            NAMESPACE,
+            &timeout,
+        ];
+        success(&self.cluster.kubectl(&status)?)?;
+        self.wait_for_leader()
     }
 
     /// Waits until a running pod of the operator holds the lease.

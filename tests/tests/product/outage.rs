@@ -93,7 +93,7 @@ fn a_paused_leader_is_replaced(stage: &Stage) -> Result<()> {
     let uid = traces::uid(&scene.space, "run")?;
     let target = traces::target(stage, &uid, &scene.echo)?;
     ensure!(target["state"] == "Recovered", "the agent says {target}");
-    operators_are_ready(stage)?;
+    stage.windtunnel.wait_for_operators()?;
     // Awake again, the old leader changes nothing of what the new one wrote.
     ensure!(run.phase()? == "Completed", "status: {}", run.status()?);
     scene.is_as_before()
@@ -116,7 +116,7 @@ fn a_short_outage_of_the_api_server_reverts_nothing(stage: &Stage) -> Result<()>
     })?;
     ended(&run, "Completed", "WindowsClosed")?;
     scene.lamp.was_out(dark, dark + Duration::from_secs(32))?;
-    operators_are_ready(stage)?;
+    stage.windtunnel.wait_for_operators()?;
     scene.is_as_before()
 }
 
@@ -152,7 +152,7 @@ fn a_node_that_is_cut_off_reverts_its_faults(stage: &Stage) -> Result<()> {
         "--timeout=60s",
     ];
     kubectl(stage, &wait)?;
-    operators_are_ready(stage)?;
+    stage.windtunnel.wait_for_operators()?;
     let moment = Instant::now();
     scene.lamp.comes_back(moment, SOON)?;
     traces::is_as_before(stage, &scene.echo, scene.before())
@@ -186,7 +186,7 @@ fn connections_lost_without_a_word_are_made_anew(stage: &Stage) -> Result<()> {
     let target = &status["faults"][0];
     ensure!(target["failed"] == 0, "not by the user's will: {status}");
     ensure!(asked.elapsed() < SOON * 3, "it took {:?}", asked.elapsed());
-    operators_are_ready(stage)?;
+    stage.windtunnel.wait_for_operators()?;
     scene.is_as_before()
 }
 
@@ -273,20 +273,6 @@ fn answers(scene: &Scene<'_>) -> Result<bool> {
     Ok(pinged.text().is_ok())
 }
 
-/// Waits until both replicas are ready and one of them leads.
-pub(crate) fn operators_are_ready(stage: &Stage) -> Result<()> {
-    let arguments = [
-        "rollout",
-        "status",
-        "deployment/windtunnel-operator",
-        "--namespace",
-        NAMESPACE,
-        "--timeout=120s",
-    ];
-    kubectl(stage, &arguments)?;
-    stage.windtunnel.wait_for_leader()
-}
-
 /// No operator for as long as this value lives.
 pub(crate) struct Absent<'a>(&'a Stage);
 
@@ -294,7 +280,7 @@ impl<'a> Absent<'a> {
     /// Scales the operator to nothing, and waits until nothing is there.
     pub(crate) fn send_away(stage: &'a Stage) -> Result<Self> {
         let absent = Self(stage);
-        scale(stage, 0)?;
+        stage.windtunnel.scale_operator(0)?;
         until("an operator that is gone", SOON, || {
             Ok(stage.windtunnel.pods("operator")?.is_empty().then_some(()))
         })?;
@@ -305,27 +291,15 @@ impl<'a> Absent<'a> {
     pub(crate) fn call_back(self) -> Result<()> {
         let stage = self.0;
         drop(self);
-        operators_are_ready(stage)
+        stage.windtunnel.wait_for_operators()
     }
 }
 
 impl Drop for Absent<'_> {
     fn drop(&mut self) {
         // Where this fails the tests that follow say so.
-        let _ = scale(self.0, 2);
+        let _ = self.0.windtunnel.scale_operator(2);
     }
-}
-
-fn scale(stage: &Stage, replicas: usize) -> Result<()> {
-    let replicas = format!("--replicas={replicas}");
-    let arguments = [
-        "scale",
-        "deployment/windtunnel-operator",
-        "--namespace",
-        NAMESPACE,
-        &replicas,
-    ];
-    kubectl(stage, &arguments).map(drop)
 }
 
 /// A replica of the operator that stands still for as long as this value lives.

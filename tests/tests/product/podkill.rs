@@ -7,7 +7,7 @@ use windtunnel_tests::cluster::Signal;
 use windtunnel_tests::cluster::poll::until;
 use windtunnel_tests::product::Run;
 
-use super::outage::{operator_process, operators_are_ready};
+use super::outage::operator_process;
 use super::scene::SOON;
 use super::stage::{Pod, Space, Stage, Test, Wanted, kubectl};
 
@@ -188,7 +188,7 @@ fn a_dead_operator_kills_no_one_twice(stage: &Stage) -> Result<()> {
     let run = space.run("half", &spec("a", "percent: 50", "2s"))?;
     run.until("a draw", SOON, |s| s["faults"][0]["drawnAt"].is_string())?;
     stage.cluster.node(&node)?.signal(pid, Signal::SIGKILL)?;
-    operators_are_ready(stage)?;
+    stage.windtunnel.wait_for_operators()?;
     let half = killed(&space, &run, &pods)?;
     ensure!(half.len() == 3, "half of five is {half:?}");
     let after = space.ready_with("crowd")?;

@@ -5,7 +5,6 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use windtunnel_tests::cluster::poll::until;
 
-use super::outage::operators_are_ready;
 use super::scene::{Scene, agent_is_ready, ended};
 use super::stage::{Stage, Test, deepen, kubectl};
 use super::traces;
@@ -26,9 +25,8 @@ fn a_rebooted_node_has_no_fault_and_says_so(stage: &Stage) -> Result<()> {
     let (run, uid) = scene.silenced("run", "10m")?;
     let node = stage.cluster.node("node2")?;
     node.kill()?;
-    let booted = node.boot();
+    node.boot()?;
     deepen(&node)?;
-    booted?;
     let interrupted = until("a report of the reboot", BACK, || {
         let target = traces::target(stage, &uid, &scene.echo)?;
         Ok((target["state"] == "Interrupted").then_some(target))
@@ -57,5 +55,5 @@ fn a_rebooted_node_has_no_fault_and_says_so(stage: &Stage) -> Result<()> {
     ];
     kubectl(stage, &wait)?;
     stage.windtunnel.wait_for_agents()?;
-    operators_are_ready(stage)
+    stage.windtunnel.wait_for_operators()
 }

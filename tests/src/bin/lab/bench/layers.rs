@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use windtunnel_tests::cluster::poll::until;
-use windtunnel_tests::cluster::{Node, Signal, success};
-use windtunnel_tests::product::{Installation, NAMESPACE};
+use windtunnel_tests::cluster::{Node, Signal};
+use windtunnel_tests::product::Installation;
 
 use super::speed::Bed;
 use super::{NODE, Series};
@@ -30,7 +30,6 @@ struct Layer {
 struct Place<'a> {
     node: Node<'a>,
     windtunnel: &'a Installation<'a>,
-    bed: &'a Bed<'a>,
 }
 
 const LAYERS: &[Layer] = &[
@@ -69,8 +68,11 @@ const LAYERS: &[Layer] = &[
     },
     Layer {
         name: "control plane: operator gone",
-        blow: |place| place.scale(0),
-        mend: |place| place.scale(2),
+        blow: |place| place.windtunnel.scale_operator(0),
+        mend: |place| {
+            place.windtunnel.scale_operator(2)?;
+            place.windtunnel.wait_for_operators()
+        },
         is_slow: true,
     },
 ];
@@ -96,20 +98,6 @@ impl Place<'_> {
             Ok(is_ready.then_some(()))
         })
     }
-
-    fn scale(&self, replicas: u32) -> Result<()> {
-        let replicas = format!("--replicas={replicas}");
-        let operator = "deployment/windtunnel-operator";
-        let cluster = self.bed.cluster;
-        let scale = ["scale", operator, "--namespace", NAMESPACE, &replicas];
-        success(&cluster.kubectl(&scale)?)?;
-        if replicas != "--replicas=0" {
-            let rollout = ["rollout", "status", operator, "--namespace", NAMESPACE];
-            success(&cluster.kubectl(&rollout)?)?;
-            self.windtunnel.wait_for_leader()?;
-        }
-        Ok(())
-    }
 }
 
 /// Measures each layer and prints the table.
@@ -119,11 +107,7 @@ pub(super) async fn measure(
     runs: usize,
 ) -> Result<()> {
     let node = bed.cluster.node(NODE)?;
-    let place = Place {
-        node,
-        windtunnel,
-        bed,
-    };
+    let place = Place { node, windtunnel };
     print::line("| layer: what happens to the node | p50 ms | p99 ms | max ms | n |");
     print::line("| --- | --- | --- | --- | --- |");
     for (number, layer) in LAYERS.iter().enumerate() {

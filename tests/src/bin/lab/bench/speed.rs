@@ -9,10 +9,10 @@ use kube::{Client, ResourceExt as _};
 use serde_json::json;
 use tokio::time::sleep;
 use windtunnel_crds::ChaosExperiment;
-use windtunnel_tests::cluster::{Cluster, Signal};
+use windtunnel_tests::cluster::Cluster;
 use windtunnel_tests::product::{Beacon, Flight, Installation};
 
-use super::{NODE, Series, echo};
+use super::{Series, echo};
 use crate::print;
 
 const NAMESPACE: &str = "bench";
@@ -175,12 +175,7 @@ async fn within<T, F: Future<Output = Result<Option<T>>>>(
 
 /// Measures and prints the table.
 pub(super) async fn measure(bed: &Bed<'_>, runs: usize) -> Result<()> {
-    let (mut came, mut went, mut clean, mut killed) = (
-        Series::default(),
-        Series::default(),
-        Series::default(),
-        Series::default(),
-    );
+    let (mut came, mut went, mut clean) = (Series::default(), Series::default(), Series::default());
     for run in 0..runs {
         let name = format!("speed-{run}");
         let posted = bed.start(&name, "1m").await?;
@@ -194,32 +189,12 @@ pub(super) async fn measure(bed: &Bed<'_>, runs: usize) -> Result<()> {
         bed.gone(&name).await?;
         clean.add(deleted.elapsed());
     }
-    for run in 0..runs {
-        let name = format!("kill-{run}");
-        let posted = bed.start(&name, "1m").await?;
-        bed.came(posted).await?;
-        bed.holds(&name, "Injected").await?;
-        killed.add(kill(bed).await?);
-        bed.end(&name).await?;
-    }
     print::line("| what | p50 ms | p99 ms | max ms | n |");
     print::line("| --- | --- | --- | --- | --- |");
     print::line(&came.row("POST answered → first delayed packet"));
     print::line(&went.row("DELETE answered → no packet delayed any more"));
     print::line(&clean.row("DELETE answered → checked and gone"));
-    print::line(&killed.row("SIGKILL of the injector → no packet delayed any more"));
     Ok(())
-}
-
-/// Kills the injector on its node; how long packets were still delayed.
-async fn kill(bed: &Bed<'_>) -> Result<Duration> {
-    let node = bed.cluster.node(NODE)?;
-    let sent = Instant::now();
-    let pids = node.signal_matching("/proc/self/exe inject", Signal::SIGKILL)?;
-    if pids.is_empty() {
-        bail!("there is no injector to kill");
-    }
-    bed.went(sent).await
 }
 
 /// Waits until the nodes of an experiment were checked again and nothing of it is left there.
