@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use thiserror::Error;
 use windtunnel_crds::{
     NodeInjectionStatus,
+    injection::TargetState,
     residue::{ReclaimedBy, ResidueKind},
 };
 use windtunnel_runtime::chain;
@@ -171,6 +172,15 @@ fn note(node: &mut Node, key: &Key, change: impl FnOnce(&mut Entry)) {
 
 fn end(node: &mut Node, key: &Key, ended: Ended, now: Now) {
     node.metrics.count_end(&ended);
+    if matches!(
+        ended.outcome,
+        TargetState::Failed | TargetState::Interrupted
+    ) {
+        let Ended {
+            reason, message, ..
+        } = &ended;
+        tracing::warn!(?key, reason, message, "a fault ended before its time");
+    }
     if let Some(killed_at) = node.killed_at.remove(key) {
         let took = now.boot.saturating_sub(killed_at);
         node.metrics.revert_seconds.observe(took.as_secs_f64());
@@ -253,6 +263,7 @@ fn network_task(
     Ok(Some(Task::Network(NetworkTask {
         netns: network.netns,
         pid,
+        pod: entry.pod_cgroup.clone(),
         table,
         queues: queues.collect(),
     })))

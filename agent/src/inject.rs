@@ -6,7 +6,8 @@
 
 use std::{
     os::fd::{AsFd as _, BorrowedFd},
-    path::Path,
+    path::{Path, PathBuf},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -26,8 +27,8 @@ use crate::{
     model::{Act, ContainerEntry, Counts},
     node::Node,
     prepare::Refusal,
-    targets::Container,
-    wire::{BEAT, Down, LEASE, Line, Order, Task, Up, WireError},
+    targets::{Container, is_deserted},
+    wire::{BEAT, Down, LEASE, Line, NetworkTask, Order, Task, Up, WireError},
 };
 
 mod cpu;
@@ -47,8 +48,10 @@ pub(crate) const COMMAND: [&str; 2] = ["/proc/self/exe", "inject"];
 const PROOF: Duration = Duration::from_secs(10);
 /// How often an effect that does not show yet is looked at.
 const PROVE: Duration = Duration::from_millis(50);
-/// How long a container may take to be seen to end after an effect on it has vanished.
+/// How long a container, or a pod, may take to be seen to end after an effect on it has vanished.
 const LOOK: Duration = Duration::from_millis(1500);
+/// How often a pod is looked at meanwhile.
+const GLANCE: Duration = Duration::from_millis(50);
 
 /// Why an injector ends by itself.
 #[derive(Debug, Error)]
@@ -212,21 +215,21 @@ pub fn run() -> Result<(), InjectError> {
 
 /// Brings the effect about and holds it until the agent is gone, or its container.
 fn hold(line: &Line, mut lease: Lease, order: Order) -> Result<(), InjectError> {
-    let init = match &order.task {
-        Task::Network(_) => None,
+    let target = match &order.task {
+        Task::Network(NetworkTask { pod, .. }) => Target::Pod(pod.clone()),
         Task::Container(ContainerEntry { init, .. }) => match Proc::default().open(*init)? {
-            Some(init) => Some(init),
+            Some(init) => Target::Container(init),
             None => return Ok(line.send(&Up::ContainerEnded)?),
         },
     };
     let mut held = match apply(order.task) {
         Ok(effect) => Held {
             line,
-            init,
+            target,
             effect,
             unproved: Some(Instant::now() + PROOF),
         },
-        Err(message) => return failed(line, init.as_ref(), message),
+        Err(message) => return failed(line, &target, message),
     };
     let mut next_beat = Instant::now();
     loop {
@@ -247,7 +250,7 @@ fn hold(line: &Line, mut lease: Lease, order: Order) -> Result<(), InjectError> 
         if held.is_done() {
             return Ok(line.send(&Up::Done)?);
         }
-        if !held.wants_its_end() && has_ended(held.init.as_ref(), Duration::ZERO) {
+        if !held.wants_its_end() && held.target.is_container_ended() {
             // What it has met until now is told with its last breath; it may be the proof.
             let _ = held.beat()?;
             return Ok(line.send(&Up::ContainerEnded)?);
@@ -264,7 +267,7 @@ fn hold(line: &Line, mut lease: Lease, order: Order) -> Result<(), InjectError> 
 /// An effect, and who is told of it.
 struct Held<'a> {
     line: &'a Line,
-    init: Option<ProcessHandle>,
+    target: Target,
     effect: Box<dyn Effect>,
     /// Until when the effect must show, while it does not.
     unproved: Option<Instant>,
@@ -311,45 +314,73 @@ impl Held<'_> {
     fn vanish(self, message: String) -> Result<(), InjectError> {
         let Self {
             line,
-            init,
+            target,
             effect,
             unproved,
         } = self;
         drop(effect);
         if unproved.is_some() {
-            return failed(line, init.as_ref(), message);
+            return failed(line, &target, message);
         }
-        let ended = has_ended(init.as_ref(), LOOK);
-        let last = if ended {
-            Up::ContainerEnded
-        } else {
-            Up::Vanished { message }
-        };
+        let last = target.end_within(LOOK).unwrap_or(Up::Vanished { message });
         Ok(line.send(&last)?)
     }
 
     /// The agent's next message, if one comes before `until` and before the container ends.
     fn wait(&self, until: Instant) -> Result<Option<Down>, InjectError> {
-        let init = self.init.iter().map(|init| init.as_fd());
-        let others: Vec<BorrowedFd<'_>> = init.chain(self.effect.descriptors()).collect();
+        let container = match &self.target {
+            Target::Container(init) => Some(init.as_fd()),
+            Target::Pod(_) => None,
+        };
+        let others: Vec<BorrowedFd<'_>> = container
+            .into_iter()
+            .chain(self.effect.descriptors())
+            .collect();
         let until = self.effect.due().map_or(until, |due| due.min(until));
         wait(self.line, &others, until)
     }
 }
 
-/// The effect could not be brought about; where the container has ended, that is why.
-fn failed(line: &Line, init: Option<&ProcessHandle>, message: String) -> Result<(), InjectError> {
-    let last = if has_ended(init, LOOK) {
-        Up::ContainerEnded
-    } else {
-        Up::Failed { message }
-    };
+/// The effect could not be brought about; where what it was to be on has ended, that is why.
+fn failed(line: &Line, target: &Target, message: String) -> Result<(), InjectError> {
+    let last = target.end_within(LOOK).unwrap_or(Up::Failed { message });
     Ok(line.send(&last)?)
 }
 
-/// Whether a process ends within some time; one that cannot be looked at is taken to live.
-fn has_ended(process: Option<&ProcessHandle>, within: Duration) -> bool {
-    process.is_some_and(|process| process.ends_within(within).unwrap_or(false))
+/// What an effect is on, and ends with.
+enum Target {
+    /// A container's first process.
+    Container(ProcessHandle),
+    /// A pod's control group. A runtime takes the pod's links away when it is about to end, or has.
+    Pod(PathBuf),
+}
+
+impl Target {
+    /// Whether it is a container that has ended.
+    fn is_container_ended(&self) -> bool {
+        matches!(self, Self::Container(_)) && self.end_within(Duration::ZERO).is_some()
+    }
+
+    /// What to tell of its end, if it comes within some time; one that cannot be looked at is taken
+    /// to live.
+    fn end_within(&self, within: Duration) -> Option<Up> {
+        match self {
+            Self::Container(init) => {
+                let has_ended = init.ends_within(within).unwrap_or(false);
+                has_ended.then_some(Up::ContainerEnded)
+            }
+            Self::Pod(group) => {
+                let until = Instant::now() + within;
+                while !is_deserted(group) {
+                    if Instant::now() >= until {
+                        return None;
+                    }
+                    thread::sleep(GLANCE);
+                }
+                Some(Up::PodEnded)
+            }
+        }
+    }
 }
 
 /// The agent's next message, if one comes before `until` and before another descriptor is ready.

@@ -37,11 +37,20 @@ const MAX_LIMIT: f64 = 100_000.0;
 const MAX_CORRELATION: f64 = 99.9;
 /// The port of name servers.
 const DNS: u16 = 53;
+/// Fewest packets that the queue before a slow link holds.
+const MIN_SLOW_LIMIT: f64 = 32.0;
+/// Bits of a packet of full size.
+const PACKET: f64 = 1_514.0 * 8.0;
+/// How much of what a slow link can carry waits before it, in time.
+const BACKLOG: Duration = Duration::from_secs(1);
 /// How long a drained queue may still hold what was on its way into it.
 const SETTLE: Duration = Duration::from_secs(1);
+/// The longest that the end of a fault waits for packets that are still held.
+const MAX_DRAIN: Duration = Duration::from_secs(5);
 
 /// The queueing discipline for an impairment. Its limit is what the delay holds back at an assumed
-/// rate of 10 000 packets per second, 1 000 packets at least and 100 000 at most.
+/// rate of 10 000 packets per second, 1 000 packets at least and 100 000 at most; with a bandwidth,
+/// what that carries in the delay and one second, 32 packets at least.
 #[must_use]
 pub fn netem(impairment: &Impairment) -> Netem {
     let Impairment {
@@ -58,7 +67,7 @@ pub fn netem(impairment: &Impairment) -> Netem {
         correlation: c.correlation.unwrap_or_default().get(),
     };
     Netem {
-        limit: limit(delay.as_ref()),
+        limit: limit(delay.as_ref(), bandwidth.as_ref()),
         delay: delay.as_ref().map(as_delay).unwrap_or_default(),
         loss: loss.as_ref().map(as_loss).unwrap_or_default(),
         duplicate: duplicate.as_ref().map(chance).unwrap_or_default(),
@@ -68,14 +77,22 @@ pub fn netem(impairment: &Impairment) -> Netem {
     }
 }
 
-fn limit(delay: Option<&network::Delay>) -> u32 {
-    let held = longest(delay).as_secs_f64() * ASSUMED_RATE;
+fn limit(delay: Option<&network::Delay>, bandwidth: Option<&network::Bandwidth>) -> u32 {
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "a number of packets is made of it"
+    )]
+    let carried = bandwidth.map(|b| (b.rate.bits_per_second() as f64 / PACKET).min(ASSUMED_RATE));
+    let held = match carried {
+        None => (longest(delay).as_secs_f64() * ASSUMED_RATE).max(MIN_LIMIT),
+        Some(rate) => ((longest(delay) + BACKLOG).as_secs_f64() * rate).max(MIN_SLOW_LIMIT),
+    };
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "clamped to 1 000 … 100 000"
+        reason = "from 32 to 100 000"
     )]
-    let limit = held.clamp(MIN_LIMIT, MAX_LIMIT) as u32;
+    let limit = held.min(MAX_LIMIT) as u32;
     limit
 }
 
@@ -155,10 +172,15 @@ fn as_reorder(reorder: &network::Reorder) -> Reorder {
     }
 }
 
-/// How long after the last packet has entered it an impairment may hold packets.
+/// How long after its end a fault's impairments are given to let go of the packets that they hold,
+/// 5 s at most. Packets that are late by more are dropped: they would be the fault outliving its end.
 #[must_use]
 pub fn drain(impairment: &Impairment) -> Duration {
-    longest(impairment.delay.as_ref()) + SETTLE
+    let backlog = impairment
+        .bandwidth
+        .as_ref()
+        .map_or(Duration::ZERO, |_| BACKLOG);
+    (longest(impairment.delay.as_ref()) + backlog + SETTLE).min(MAX_DRAIN)
 }
 
 /// The directions that a fault acts in.

@@ -3,7 +3,7 @@
 use std::{
     io::Read as _,
     path::Path,
-    process::{Command, Stdio},
+    process::{self, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -21,6 +21,7 @@ use crate::{
     kernel::{
         link::LinkName,
         nft::{Addresses, Chain, Device, Direction, Selection, Table, Verdict},
+        proc::Proc,
         qdisc::{Delay, Netem},
     },
     model::Detour,
@@ -28,6 +29,8 @@ use crate::{
 
 /// How long a trial in a process of its own may take.
 const TRIAL: Duration = Duration::from_secs(10);
+/// The command of the process that tries.
+const TRY: &str = "try";
 /// What is tried.
 const KINDS: [&str; 9] = [
     "network",
@@ -102,10 +105,17 @@ pub fn name(kind: NodeKind<'_>) -> &'static str {
     }
 }
 
+/// Whether a process is one in which this very agent tries something.
+pub(crate) fn is_trial(proc: &Proc, pid: i32) -> bool {
+    let arguments = proc.arguments(pid);
+    let own = i32::try_from(process::id()).ok();
+    arguments.get(1).is_some_and(|word| word == TRY.as_bytes()) && proc.parent(pid) == own
+}
+
 /// Tries a kind in another process: what it changes of itself must not stay.
 fn elsewhere(cgroups: &Path, kind: &str) -> Result<(), String> {
     let mut trial = Command::new("/proc/self/exe")
-        .args(["try", "--cgroups"])
+        .args([TRY, "--cgroups"])
         .arg(cgroups)
         .arg(kind)
         .env_clear()

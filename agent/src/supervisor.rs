@@ -49,6 +49,8 @@ pub enum Leave {
     Done,
     /// It saw its container end.
     ContainerEnded,
+    /// It saw its pod end.
+    PodEnded,
 }
 
 /// An injector as it was last seen.
@@ -249,6 +251,13 @@ impl Supervisor {
     /// Reads what injectors said and sees which have ended.
     pub fn listen(&mut self, now: Duration, wall: Timestamp) {
         for (key, injector) in &mut self.injectors {
+            // Before its line is read: what it says with its last breath is heard with its end. An
+            // error means that it is not our child any more: it has been reaped.
+            let ended = if injector.live.has_exited {
+                Ok(None)
+            } else {
+                injector.child.try_wait()
+            };
             loop {
                 match injector.line.receive::<Up>() {
                     Ok(Some(message)) => injector.live.hear(message, now, wall),
@@ -259,10 +268,8 @@ impl Supervisor {
                     }
                 }
             }
-            if !injector.live.has_exited {
-                // An error means that it is not our child any more: it has been reaped.
-                let ended = injector.child.try_wait();
-                injector.live.has_exited = !matches!(ended, Ok(None));
+            if !matches!(ended, Ok(None)) {
+                injector.live.has_exited = true;
                 injector.live.exit_code = ended.ok().flatten().and_then(|status| status.code());
             }
         }
@@ -335,16 +342,46 @@ impl Live {
             Up::Vanished { message } => self.vanished = Some(message),
             Up::Done => self.leave = Some(Leave::Done),
             Up::ContainerEnded => self.leave = Some(Leave::ContainerEnded),
+            Up::PodEnded => self.leave = Some(Leave::PodEnded),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
     use super::*;
+    use crate::testing;
 
     fn started(program: &str) -> Child {
         Command::new(program).spawn().unwrap()
+    }
+
+    #[test]
+    fn what_is_said_with_the_last_breath_is_heard_with_the_end() {
+        let directory = tempfile::tempdir().unwrap();
+        let program = directory.path().join("speaker");
+        let wait = "until dd bs=65536 count=1 >/dev/null 2>&1; do :; done";
+        let speak = "printf '\"ContainerEnded\"' >&0";
+        std::fs::write(&program, format!("#!/bin/sh\n{wait}\n{speak}\n")).unwrap();
+        let executable = std::fs::Permissions::from_mode(0o755);
+        std::fs::set_permissions(&program, executable).unwrap();
+        let mut supervisor = Supervisor::new(program);
+        for number in 0..200 {
+            let key = testing::key(&number.to_string());
+            let order = testing::order();
+            supervisor
+                .start(key.clone(), order, Duration::ZERO)
+                .unwrap();
+            supervisor.order(&key).unwrap();
+            while !supervisor.injectors[&key].live.has_exited {
+                supervisor.listen(Duration::ZERO, Timestamp::UNIX_EPOCH);
+            }
+            let live = &supervisor.injectors[&key].live;
+            assert_eq!(live.leave, Some(Leave::ContainerEnded), "{number}");
+            supervisor.forget(&key);
+        }
     }
 
     #[test]

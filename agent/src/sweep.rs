@@ -21,6 +21,7 @@ use crate::{
     },
     model::Sweep,
     node::Node,
+    probe,
 };
 
 /// How long killed processes may take to be gone.
@@ -61,13 +62,15 @@ pub fn sweep(node: &mut Node, now: Now) {
     });
 }
 
-/// Kills injectors, and children of injectors, that are not this agent's.
+/// Kills injectors, and children of injectors, that are not this agent's. What it tries in the
+/// background meanwhile has such a child as well.
 fn processes(node: &Node, found: &mut Found) -> Result<(), ProcError> {
     let proc = &node.settings.places.proc;
+    let is_own = |pid: i32| node.supervisor.is_injector(pid) || probe::is_trial(proc, pid);
     let is_orphan = |pid: i32| {
         let parent = || proc.parent(pid).unwrap_or_default();
         (inject::is_one(proc, pid) && !node.supervisor.is_injector(pid))
-            || (child::is_one(proc, pid) && !node.supervisor.is_injector(parent()))
+            || (child::is_one(proc, pid) && !is_own(parent()))
     };
     let mut killed = Vec::new();
     for pid in proc.pids()? {

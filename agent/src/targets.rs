@@ -227,7 +227,7 @@ fn parse_resolv_conf(text: &str) -> Vec<IpAddr> {
         .collect()
 }
 
-/// Whether any process is left in a pod's control group.
+/// Whether no process is left in a pod's control group.
 #[must_use]
 pub fn is_deserted(pod: &Path) -> bool {
     cgroup::pids(pod).is_ok_and(|pids| pids.is_empty())

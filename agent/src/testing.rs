@@ -15,10 +15,18 @@ use windtunnel_crds::{
 };
 
 use crate::{
-    kernel::{self, link::LinkName, netns::NetNsId, nft::Device, proc::ProcessId, qdisc::Netem},
+    kernel::{
+        self,
+        link::LinkName,
+        netns::NetNsId,
+        nft::{Device, Table},
+        proc::ProcessId,
+        qdisc::Netem,
+    },
     model::{
         Act, ContainerEntry, Counts, Detour, Entry, FORMAT, Key, NetworkEntry, Objects, State,
     },
+    wire::{NetworkTask, Order, Task},
 };
 
 pub(crate) fn key(pod: &str) -> Key {
@@ -126,6 +134,26 @@ pub(crate) fn entry(pod: &str) -> Entry {
         counts_before: Counts::default(),
         injected_before: None,
         state: State::Prepared,
+    }
+}
+
+/// What an injector is told to do to a pod's network until ten minutes after boot.
+pub(crate) fn order() -> Order {
+    Order {
+        deadline: Duration::from_mins(10),
+        task: Task::Network(NetworkTask {
+            netns: NetNsId {
+                device: 4,
+                inode: 1,
+            },
+            pid: 1,
+            pod: "/sys/fs/cgroup/kubepods/pod".into(),
+            table: Table {
+                name: "windtunnel-x".to_owned(),
+                chains: Vec::new(),
+            },
+            queues: Vec::new(),
+        }),
     }
 }
 

@@ -4,6 +4,7 @@
 use std::{
     io,
     os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd},
+    path::PathBuf,
     time::Duration,
 };
 
@@ -69,6 +70,8 @@ pub struct NetworkTask {
     pub netns: NetNsId,
     /// A process in it.
     pub pid: i32,
+    /// The pod's control group.
+    pub pod: PathBuf,
     /// The rules.
     pub table: Table,
     /// The ifbs whose queues may overflow.
@@ -103,6 +106,8 @@ pub enum Up {
     Done,
     /// The container has ended, and the injector ends with it.
     ContainerEnded,
+    /// The pod has ended, and the effect with it.
+    PodEnded,
 }
 
 /// Why a packet was not exchanged.
@@ -180,16 +185,16 @@ impl Line {
     /// # Errors
     /// [`WireError::Gone`] where the other side has ended and everything was read.
     pub fn receive<T: DeserializeOwned>(&self) -> Result<Option<T>, WireError> {
-        let size = recv(
-            self.fd.as_raw_fd(),
-            &mut [],
-            MsgFlags::MSG_PEEK | MsgFlags::MSG_TRUNC | MsgFlags::MSG_DONTWAIT,
-        );
-        let size = match size {
-            Ok(0) | Err(Errno::ECONNRESET) => return Err(WireError::Gone),
-            Err(Errno::EAGAIN | Errno::EINTR) => return Ok(None),
-            Err(errno) => return Err(WireError::Exchange(errno)),
-            Ok(size) => size.min(MAX_PACKET),
+        let peek = MsgFlags::MSG_PEEK | MsgFlags::MSG_TRUNC | MsgFlags::MSG_DONTWAIT;
+        let size = loop {
+            match recv(self.fd.as_raw_fd(), &mut [], peek) {
+                Ok(0) => return Err(WireError::Gone),
+                Ok(size) => break size.min(MAX_PACKET),
+                // Said once of a side that had not read everything; what it had sent comes after.
+                Err(Errno::ECONNRESET | Errno::EINTR) => {}
+                Err(Errno::EAGAIN) => return Ok(None),
+                Err(errno) => return Err(WireError::Exchange(errno)),
+            }
         };
         let mut packet = vec![0; size];
         let got = recv(self.fd.as_raw_fd(), &mut packet, MsgFlags::MSG_DONTWAIT)
@@ -237,6 +242,17 @@ mod tests {
         );
         assert!(matches!(theirs.receive::<Down>(), Err(WireError::Gone)));
         assert!(matches!(theirs.send(&Up::Updated), Err(WireError::Gone)));
+    }
+
+    #[test]
+    fn what_was_said_is_heard_although_not_everything_was_read() {
+        let (ours, theirs) = Line::pair().unwrap();
+        let theirs = Line::from_fd(theirs);
+        ours.send(&Down::Beat).unwrap();
+        theirs.send(&Up::ContainerEnded).unwrap();
+        drop(theirs);
+        assert_eq!(ours.receive::<Up>().unwrap(), Some(Up::ContainerEnded));
+        assert!(matches!(ours.receive::<Up>(), Err(WireError::Gone)));
     }
 
     #[test]

@@ -197,6 +197,11 @@ impl World {
                 let stall = Duration::from_secs(u64::from(*secs));
                 self.operators[usize::from(*which) % 2].stall(*after, stall);
             }
+            Event::NoOperator { secs } => {
+                for operator in &mut self.operators {
+                    operator.die(seconds(secs));
+                }
+            }
             Event::DeletePod { pod } => self.api.delete_pod(*pod),
             Event::Withdraw { node } => self.api.withdraw(*node, &mut self.laws),
             Event::Abort => self.api.abort(now, &mut self.laws),

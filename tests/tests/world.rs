@@ -69,6 +69,7 @@ fn a_run_without_trouble_completes() {
         (Run::Short, 4, 0),
         (Run::Windows, 6, 0),
         (Run::Kills, 4, 2),
+        (Run::Long, 4, 0),
         (Run::Dry, 0, 0),
     ] {
         let story = play(&Script {

@@ -276,7 +276,7 @@ fn refresh(o: &Observed, key: &Key, entry: &Entry, live: &Live, decision: &mut D
 
 /// How an injector that has exited ended its fault.
 fn exited(o: &Observed, key: &Key, entry: &Entry, live: &Live, now: Now) -> Ended {
-    let deserted = o.deserted.contains(key);
+    let deserted = o.deserted.contains(key) || live.leave == Some(Leave::PodEnded);
     if let Some(message) = &live.failure {
         let outcome = if deserted {
             TargetState::Gone
@@ -314,6 +314,9 @@ fn died(entry: &Entry, live: &Live, deserted: bool, now: Now) -> Ended {
         let outcome = not_applied(entry);
         return with(live, ended(entry, outcome, ("ApplyFailed", &message), now));
     }
+    let by_itself = live
+        .exit_code
+        .map(|code| format!("the injector ended by itself, with code {code}"));
     let (reclaimed, outcome, reason, message) = if over {
         (ReclaimedBy::Deadline, TargetState::Recovered, "", "")
     } else if deserted {
@@ -349,7 +352,9 @@ fn died(entry: &Entry, live: &Live, deserted: bool, now: Now) -> Ended {
             ReclaimedBy::Kernel,
             TargetState::Interrupted,
             "InjectorDied",
-            "the injector was killed by somebody else",
+            by_itself
+                .as_deref()
+                .unwrap_or("the injector was killed by somebody else"),
         )
     };
     with(live, by(reclaimed, entry, (outcome, reason, message), now))

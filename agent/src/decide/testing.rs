@@ -257,6 +257,7 @@ impl Sim {
                 (Objects::Network(network), Some(table)) => Task::Network(NetworkTask {
                     netns: network.netns,
                     pid: 1,
+                    pod: entry.pod_cgroup.clone(),
                     table,
                     queues: Vec::new(),
                 }),

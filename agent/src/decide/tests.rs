@@ -12,7 +12,7 @@ use super::{
     Kill, Observed, Step, Unwritten, decide,
     testing::{Sim, UID},
 };
-use crate::{model::State, testing::key};
+use crate::{model::State, supervisor::Leave, testing::key};
 
 #[test]
 fn a_run_is_prepared_injected_recovered_checked_and_checked_again() {
@@ -313,7 +313,22 @@ fn an_injector_that_gives_up_without_a_word_has_failed_with_its_code() {
         sim.settle();
         let target = sim.target("a");
         assert_eq!((target.state, target.reason.as_str()), (state, reason));
-        assert_eq!(target.message.contains("code 70"), !applied);
+        assert!(target.message.contains("code 70"), "{}", target.message);
+    }
+}
+
+#[test]
+fn a_pod_that_ends_with_its_links_is_gone() {
+    for vanished in [None, Some("link 2 named eth0 is gone".to_owned())] {
+        let mut sim = Sim::injected(&["a"]);
+        let live = sim.live("a");
+        (live.vanished, live.leave) = (vanished, Some(Leave::PodEnded));
+        live.has_exited = true;
+        sim.settle();
+        let target = sim.target("a");
+        let told = (target.state, target.reason.as_str());
+        assert_eq!(told, (TargetState::Gone, "TargetGone"));
+        assert_eq!(target.reclaimed_by, Some(ReclaimedBy::Kernel));
     }
 }
 

@@ -28,6 +28,7 @@ pub(super) fn apply(task: NetworkTask) -> Result<Box<dyn Effect>, String> {
     let NetworkTask {
         netns: id,
         pid,
+        pod: _,
         table,
         queues,
     } = task;

@@ -1,9 +1,6 @@
 //! Rules, detours and queues of network faults, as they are asked for.
 
-use windtunnel_crds::{
-    injection::AddressRange,
-    units::{GoDuration, Percent},
-};
+use windtunnel_crds::{injection::AddressRange, units::Percent};
 
 use super::*;
 use crate::testing::{all_traffic, key};
@@ -120,20 +117,36 @@ fn a_reset_is_of_connections_whichever_way_and_makes_no_detour() {
 }
 
 #[test]
-fn limits_hold_what_the_delay_holds_back() {
-    let delay = |ms| Impairment {
-        delay: Some(network::Delay {
-            latency: GoDuration::from_millis(ms),
-            jitter: None,
-            correlation: None,
-            distribution: None,
-        }),
-        ..Impairment::default()
-    };
-    for (millis, limit) in [(10, 1_000), (1_500, 15_000), (60_000, 100_000)] {
-        assert_eq!(netem(&delay(millis)).limit, limit, "{millis} ms");
+fn queues_hold_what_is_held_back_and_are_given_time_for_it() {
+    // Delay, rate, packets that the queue holds, time that it is given in the end.
+    for (latency, rate, limit, drain) in [
+        ("0s", "", 1_000, 1_000),
+        ("10ms", "", 1_000, 1_010),
+        ("1500ms", "", 15_000, 2_500),
+        ("60s", "", 100_000, 5_000),
+        ("0s", "8k", 32, 2_000),
+        ("0s", "10M", 825, 2_000),
+        ("0s", "1T", 10_000, 2_000),
+        ("2s", "10M", 2_476, 4_000),
+        ("60s", "1T", 100_000, 5_000),
+    ] {
+        let mut fault = Vec::new();
+        if latency != "0s" {
+            fault.push(format!(r#""delay": {{"latency": "{latency}"}}"#));
+        }
+        if !rate.is_empty() {
+            fault.push(format!(r#""bandwidth": {{"rate": "{rate}"}}"#));
+        }
+        let impairment: Impairment =
+            serde_json::from_str(&format!("{{{}}}", fault.join(", "))).unwrap();
+        let told = format!("{latency} {rate}");
+        assert_eq!(netem(&impairment).limit, limit, "{told}");
+        assert_eq!(
+            super::drain(&impairment),
+            Duration::from_millis(drain),
+            "{told}"
+        );
     }
-    assert_eq!(netem(&Impairment::default()).limit, 1_000);
 }
 
 #[test]

@@ -96,6 +96,7 @@ impl Faults for Delays {
         let task = NetworkTask {
             netns: self.pair.pod.id(),
             pid: self.inhabitant.pid(),
+            pod: "/sys/fs/cgroup".into(),
             table: Table {
                 name: Self::table(fault),
                 chains: chains.collect(),

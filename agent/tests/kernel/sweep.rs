@@ -10,6 +10,7 @@ use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 use windtunnel_agent::act::act;
 use windtunnel_agent::decide::{Decision, Now, Step};
+use windtunnel_agent::kernel::child;
 use windtunnel_agent::kernel::nft::{Direction, OwnedTable, Table};
 use windtunnel_agent::kernel::proc::Proc;
 use windtunnel_agent::metrics::Metrics;
@@ -17,7 +18,7 @@ use windtunnel_agent::model::Sweep;
 use windtunnel_agent::node::{Node, Settings, now};
 use windtunnel_agent::targets::Places;
 
-use crate::support::{Pair, Process, everything, name};
+use crate::support::{Pair, Process, eventually, everything, name};
 
 /// One that looks like an injector.
 fn injector(directory: &Path) -> Process {
@@ -28,10 +29,10 @@ fn injector(directory: &Path) -> Process {
 }
 
 /// A new agent, on a node that has no other processes than these.
-fn node(directory: &Path, processes: &[&Process]) -> Node {
+fn node(directory: &Path, pids: &[i32]) -> Node {
     let proc = directory.join("proc");
     std::fs::create_dir(&proc).unwrap();
-    let pids = processes.iter().map(|p| p.0.id().to_string());
+    let pids = pids.iter().map(ToString::to_string);
     for name in pids.chain(["1".to_owned(), "sys".to_owned()]) {
         symlink(Path::new("/proc").join(&name), proc.join(name)).unwrap();
     }
@@ -75,7 +76,7 @@ fn what_no_entry_speaks_of_is_found_removed_and_told() {
     let held = OwnedTable::install(&pair.pod, &held).unwrap();
     let inhabitant = Process::in_netns(&pair.pod);
     let mut orphan = injector(directory.path());
-    let mut node = node(directory.path(), &[&inhabitant, &orphan]);
+    let mut node = node(directory.path(), &[inhabitant.pid(), orphan.pid()]);
     assert!(
         node.residue().iter().any(|r| !r.removed),
         "nobody has looked"
@@ -106,4 +107,42 @@ fn what_no_entry_speaks_of_is_found_removed_and_told() {
     assert_eq!(second.residue.len(), 3, "the record is kept");
     assert!(!node.observe(Duration::ZERO).is_unclean);
     assert!(node.residue().iter().all(|r| r.removed));
+}
+
+#[test]
+fn what_an_agent_tries_meanwhile_is_no_residue() {
+    let directory = tempfile::tempdir().unwrap();
+    let trial = WithChild::new(directory.path(), "try");
+    let lost = WithChild::new(directory.path(), "lost");
+    let pids = [&trial, &lost].map(|p| [p.process.pid(), p.child]);
+    let mut node = node(directory.path(), pids.as_flattened());
+    let found = sweep(&mut node).residue;
+    let names: Vec<&str> = found.iter().map(|r| r.name.as_str()).collect();
+    assert_eq!(names, [lost.child.to_string()]);
+    assert!(child::is_one(&Proc::new("/proc"), trial.child));
+}
+
+/// A process of this test with a child that looks like an injector's, and ends with it.
+struct WithChild {
+    process: Process,
+    child: i32,
+}
+
+impl WithChild {
+    fn new(directory: &Path, command: &str) -> Self {
+        let script = "coproc exec -a windtunnel-child cat\nwait\n";
+        std::fs::write(directory.join(command), script).unwrap();
+        let mut bash = Command::new("bash");
+        bash.arg0("/proc/self/exe").arg(command);
+        let process = Process(bash.current_dir(directory).spawn().unwrap());
+        let proc = Proc::new("/proc");
+        let mut child = 0;
+        eventually("a child", || {
+            let mut pids = proc.pids().unwrap().into_iter();
+            let parent = Some(process.pid());
+            child = pids.find(|&pid| proc.parent(pid) == parent).unwrap_or(0);
+            child::is_one(&proc, child)
+        });
+        Self { process, child }
+    }
 }

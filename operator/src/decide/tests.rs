@@ -254,6 +254,24 @@ fn a_silent_agent_is_unknown_and_never_recovered() {
 }
 
 #[test]
+fn what_was_told_to_be_over_is_not_doubted_for_want_of_a_look() {
+    let mut sim = running();
+    sim.advance(seconds(60));
+    sim.report("node1", I::Running, T::Recovered);
+    sim.report("node2", I::Recovered, T::Recovered);
+    sim.settle();
+    assert_eq!(sim.phase(), Phase::Recovering);
+    sim.advance(seconds(10));
+    sim.settle();
+    assert_eq!(sim.phase(), Phase::Completed);
+    assert_eq!(sim.condition(C::Recovered), is("True", "Recovered"));
+    assert_eq!(sim.condition(C::Clean), is("Unknown", "NotReported"));
+    sim.report("node1", I::Recovered, T::Recovered);
+    sim.settle();
+    assert_eq!(sim.condition(C::Clean), is("True", "Checked"));
+}
+
+#[test]
 fn a_deletion_does_not_wait_for_a_silent_node_longer_than_the_bound() {
     let mut sim = Sim::new(&DELAY.replace("1m", "1h"), pods(2));
     sim.settle();

@@ -14,6 +14,7 @@ use crate::cluster::{Cluster, success};
 pub const NAMESPACE: &str = "windtunnel";
 const RELEASE: &str = "windtunnel";
 const OPERATOR: &str = "deployment/windtunnel-operator";
+const AGENT: &str = "daemonset/windtunnel-agent";
 const READY: Duration = Duration::from_mins(2);
 
 /// windtunnel on a cluster.
@@ -127,17 +128,25 @@ impl<'a> Installation<'a> {
     /// # Errors
     /// When they are not in time.
     pub fn wait_for_operators(&self) -> Result<()> {
-        let timeout = format!("--timeout={}s", READY.as_secs());
-        let status = [
-            "rollout",
-            "status",
-            OPERATOR,
-            "--namespace",
-            NAMESPACE,
-            &timeout,
-        ];
-        success(&self.cluster.kubectl(&status)?)?;
+        self.rollout(&["status", OPERATOR, &wait()])?;
         self.wait_for_leader()
+    }
+
+    /// Replaces every pod of windtunnel, as an upgrade does, and waits until all are there.
+    ///
+    /// # Errors
+    /// When they are not in time.
+    pub fn replace_all(&self) -> Result<()> {
+        for part in [OPERATOR, AGENT] {
+            self.rollout(&["restart", part])?;
+        }
+        self.wait_for_operators()?;
+        self.rollout(&["status", AGENT, &wait()])
+    }
+
+    fn rollout(&self, what: &[&str]) -> Result<()> {
+        let rollout = [&["rollout"], what, &["--namespace", NAMESPACE]].concat();
+        success(&self.cluster.kubectl(&rollout)?).map(drop)
     }
 
     /// Waits until a running pod of the operator holds the lease.
@@ -220,4 +229,9 @@ impl<'a> Installation<'a> {
 #[must_use]
 pub fn chart() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../charts/windtunnel")
+}
+
+/// How long a rollout is waited for.
+fn wait() -> String {
+    format!("--timeout={}s", READY.as_secs())
 }

@@ -166,6 +166,7 @@ impl Laws {
                 let is_there = api.pods.iter().any(|p| p.uid == injector.key.pod);
                 effects += usize::from(is_there);
                 self.check_bounds(now, api, &injector.key)?;
+                check_control(now, api, node)?;
             }
             check_journal(now, node)?;
         }
@@ -282,6 +283,22 @@ impl Laws {
         }
         Ok(())
     }
+}
+
+/// A node with an effect is led. Its agent may have seen the last sign of life when it came back
+/// from as long as it does without one.
+fn check_control(now: Duration, api: &Api, node: &Node) -> Result<(), Violation> {
+    let bound = GRACE + LEASE + SLACK + super::TICK;
+    let led_at = api.lease.map_or(Duration::ZERO, |(_, renewed)| renewed);
+    if now > node.heard_at + bound {
+        let what = format!("an effect on {}, cut off at {:?}", node.name, node.heard_at);
+        return Err(Violation::new(now, what));
+    }
+    if now > led_at + GRACE + bound {
+        let what = format!("an effect on {}, led until {led_at:?}", node.name);
+        return Err(Violation::new(now, what));
+    }
+    Ok(())
 }
 
 /// What the kernel holds is written down.

@@ -36,6 +36,8 @@ pub(super) struct Node {
     pub(super) passes: u64,
     /// What is in the kernel may stand in no entry, until the next agent has looked.
     pub(super) is_journal_lost: bool,
+    /// When its agent last heard from the API server.
+    pub(super) heard_at: Duration,
     boots: u32,
     booted_at: Duration,
     skew: SignedDuration,
@@ -62,6 +64,7 @@ impl Node {
             is_lost: false,
             passes: 0,
             is_journal_lost: false,
+            heard_at: Duration::ZERO,
             boots: 1,
             booted_at: Duration::ZERO,
             skew: SignedDuration::ZERO,
@@ -214,6 +217,7 @@ impl Node {
         if !is_reachable {
             return;
         }
+        self.heard_at = now;
         let stale = |at: Option<Duration>| at.is_none_or(|at| boot > at + GRACE);
         agent.is_dirty |= stale(agent.known.listed) || stale(agent.known.lease_seen);
         agent.known.listed = Some(boot);

@@ -66,6 +66,15 @@ impl Operator {
         self.fuse = Some(after);
     }
 
+    /// It dies, and is back at a moment.
+    pub(super) fn die(&mut self, back_at: Duration) {
+        *self = Self {
+            back_at: Some(back_at),
+            passes: self.passes,
+            ..Self::new(self.number)
+        };
+    }
+
     pub(super) fn stall(&mut self, after: u8, stall: Duration) {
         self.stall = Some((after, stall));
     }
@@ -74,6 +83,7 @@ impl Operator {
         self.fuse = None;
         self.stall = None;
         self.stalled_until = self.stalled_until.map(|_| Duration::ZERO);
+        self.back_at = self.back_at.map(|_| Duration::ZERO);
     }
 
     fn leads(&self, now: Duration) -> bool {
@@ -180,11 +190,7 @@ impl Operator {
             }
             if let Some(left) = self.fuse.take() {
                 if left == 0 {
-                    *self = Self {
-                        back_at: Some(now + RESTART),
-                        passes: self.passes,
-                        ..Self::new(self.number)
-                    };
+                    self.die(now + RESTART);
                     return Ok(());
                 }
                 self.fuse = Some(left - 1);

@@ -21,6 +21,8 @@ pub enum Run {
     Windows,
     /// Half of the pods are killed under a delay.
     Kills,
+    /// A delay on all pods, for longer than agents do without a control plane.
+    Long,
     /// Nothing may be touched.
     Dry,
 }
@@ -127,6 +129,11 @@ pub enum Event {
         /// For how long.
         secs: u8,
     },
+    /// There is no operator.
+    NoOperator {
+        /// For how long.
+        secs: u8,
+    },
     /// A pod is gone.
     DeletePod {
         /// Which.
@@ -154,6 +161,7 @@ pub fn scripts(events: usize) -> impl Strategy<Value = Script> {
         3 => Just(Run::Short),
         3 => Just(Run::Windows),
         2 => Just(Run::Kills),
+        2 => Just(Run::Long),
         1 => Just(Run::Dry),
     ];
     // Often at once, often within a second, sometimes much later.
@@ -186,6 +194,7 @@ fn event() -> impl Strategy<Value = Event> {
         3 => (0..2_u8, 0..8_u8).prop_map(|(which, after)| Event::KillOperator { which, after }),
         2 => (0..2_u8, 0..8_u8, long.clone())
             .prop_map(|(which, after, secs)| Event::StallOperator { which, after, secs }),
+        1 => (1..250_u8).prop_map(|secs| Event::NoOperator { secs }),
         2 => (0..8_u8).prop_map(|pod| Event::DeletePod { pod }),
         1 => Just(Event::Abort),
         1 => Just(Event::Delete),
@@ -232,6 +241,15 @@ faults:
   startAfter: 5s
   target: {selector: {matchLabels: {app: orders}}, percent: 50}
   podKill: {gracePeriod: 1s}
+"
+            }
+            Self::Long => {
+                "
+duration: 4m
+faults:
+- name: slow
+  target: {selector: {matchLabels: {app: orders}}}
+  network: {delay: {latency: 100ms}}
 "
             }
             Self::Dry => {

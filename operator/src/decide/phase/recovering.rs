@@ -6,7 +6,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use windtunnel_crds::{
     NodeInjection,
-    conditions::{ConditionStatus as Is, ConditionType},
+    conditions::{ConditionStatus as Is, ConditionType, condition},
     injection::InjectionPhase,
     status::Phase,
 };
@@ -98,8 +98,11 @@ impl Pass<'_> {
         } else {
             rollup::WITHDRAWN
         };
-        // Without a start nothing can have been injected, whoever is silent.
-        if self.status.start_time.is_some() {
+        // Without a start nothing can have been injected, whoever is silent; and where every target
+        // was told to be over, only the look is missing.
+        let recovered = condition(&self.status.conditions, ConditionType::Recovered);
+        let is_told = recovered.is_some_and(|c| c.status == Is::True.as_str());
+        if self.status.start_time.is_some() && !is_told {
             self.set(ConditionType::Recovered, Is::Unknown, reason, &message);
         }
         self.set(ConditionType::Clean, Is::Unknown, reason, &message);

@@ -247,6 +247,7 @@ impl Node {
                     (Objects::Network(network), table) => Task::Network(NetworkTask {
                         netns: network.netns,
                         pid: 1,
+                        pod: entry.pod_cgroup,
                         table: table.unwrap_or_else(|| Table {
                             name: String::new(),
                             chains: Vec::new(),

@@ -56,6 +56,10 @@ pub(super) const DEEDS: &[Deed] = &[
         kill_agent(stage, node)
     }),
     end("delete the agent's pod", delete_agent),
+    // Which node's turn it is, is not told.
+    deed("replace every agent and operator", |stage, _| {
+        stage.windtunnel.replace_all()
+    }),
     deed("kill the leading operator", kill_leader),
     deed("stop the API server for a moment", |stage, _| {
         component(stage, "apiserver", Action::Pause, Action::Resume)
