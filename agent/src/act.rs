@@ -201,7 +201,7 @@ fn inject(node: &mut Node, key: &Key, table: Option<Table>, now: Now) -> Result<
     };
     let task = match &entry.objects {
         Objects::Container(container) => Some(Task::Container(container.clone())),
-        Objects::Network(network) => network_task(node, &entry, network, table)?,
+        Objects::Network(network) => network_task(node, &entry, network, table),
     };
     let Some(task) = task else {
         // It is not the journal that holds it up.
@@ -244,29 +244,28 @@ fn write(node: &mut Node, entry: Entry, now: Now) -> Result<(), ActError> {
     })
 }
 
-/// What the injector of a network fault is to do; `None` where nobody is left in the namespace.
+/// What the injector of a network fault is to do; `None` where nothing of the pod is left in the
+/// namespace: its number may be another pod's by now.
 fn network_task(
     node: &Node,
     entry: &Entry,
     network: &NetworkEntry,
     table: Option<Table>,
-) -> Result<Option<Task>, ActError> {
-    let (Some(pid), Some(table)) = (member(node, entry, network.netns)?, table) else {
-        return Ok(None);
-    };
+) -> Option<Task> {
+    let (pid, table) = (member(node, entry, network.netns)?, table?);
     let queues = network.detours.iter().filter_map(|d| {
         Some(Device {
             name: d.ifb.clone(),
             index: d.ifb_index?,
         })
     });
-    Ok(Some(Task::Network(NetworkTask {
+    Some(Task::Network(NetworkTask {
         netns: network.netns,
         pid,
         pod: entry.pod_cgroup.clone(),
         table,
         queues: queues.collect(),
-    })))
+    }))
 }
 
 fn kill(node: &mut Node, key: Key, why: Kill, now: Now) -> Result<(), ActError> {
@@ -281,20 +280,16 @@ fn kill(node: &mut Node, key: Key, why: Kill, now: Now) -> Result<(), ActError> 
     Ok(())
 }
 
-/// A process in the target's network namespace.
-fn member(node: &Node, entry: &Entry, wanted: NetNsId) -> Result<Option<i32>, ActError> {
+/// A process of the target in its network namespace.
+fn member(node: &Node, entry: &Entry, wanted: NetNsId) -> Option<i32> {
     let proc = &node.settings.places.proc;
     let in_pod = crate::kernel::cgroup::pids(&entry.pod_cgroup).unwrap_or_default();
-    let near = in_pod
-        .into_iter()
-        .find(|pid| matches!(NetNsId::of_pid(proc, *pid), Ok(Some(id)) if id == wanted));
-    match near {
-        Some(pid) => Ok(Some(pid)),
-        None => Ok(find_process(proc, wanted)?.map(|process| process.pid)),
-    }
+    let is_in = |pid: &i32| matches!(NetNsId::of_pid(proc, *pid), Ok(Some(id)) if id == wanted);
+    in_pod.into_iter().find(is_in)
 }
 
-/// The target's namespace, if the fault is on it and any process is in it.
+/// The target's namespace, if the fault is on it and any process is in it: to look for what is left,
+/// by names that no other fault has. Its number may be another's by the time that the target is gone.
 pub(crate) fn netns(node: &Node, entry: &Entry) -> Result<Option<NetNs>, ActError> {
     if entry.boot_id != node.boot_id {
         return Ok(None);
@@ -302,10 +297,15 @@ pub(crate) fn netns(node: &Node, entry: &Entry) -> Result<Option<NetNs>, ActErro
     let Some(network) = entry.network() else {
         return Ok(None);
     };
-    let Some(pid) = member(node, entry, network.netns)? else {
-        return Ok(None);
+    let proc = &node.settings.places.proc;
+    let pid = match member(node, entry, network.netns) {
+        Some(pid) => pid,
+        None => match find_process(proc, network.netns)? {
+            Some(process) => process.pid,
+            None => return Ok(None),
+        },
     };
-    let netns = NetNs::of_pid(&node.settings.places.proc, pid)?;
+    let netns = NetNs::of_pid(proc, pid)?;
     Ok((netns.id() == network.netns).then_some(netns))
 }
 

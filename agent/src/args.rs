@@ -25,6 +25,12 @@ pub enum Command {
     /// An injector; started by the agent, with a line to it as standard input.
     #[command(hide = true)]
     Inject,
+    /// A look at what a target controls; started by the agent.
+    #[command(hide = true)]
+    Look {
+        /// What is looked at, as JSON.
+        what: String,
+    },
     /// What an injector needs inside its target's control group.
     #[command(hide = true, subcommand)]
     Child(Child),

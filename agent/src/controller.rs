@@ -29,7 +29,7 @@ use crate::{
 
 /// The longest that the thread waits: injectors need their sign of life.
 const LONGEST_WAIT: Duration = Duration::from_millis(500);
-/// After which time a step that failed is tried again.
+/// After which time a step that failed, or changed nothing, is tried again.
 const RETRY: Duration = Duration::from_millis(200);
 /// The most passes in a row without waiting.
 const PASSES: usize = 16;
@@ -110,6 +110,7 @@ impl Controller {
 
     /// Passes until nothing is left to do; returns how long to wait.
     fn passes(&mut self) -> Result<Duration, ControlError> {
+        let mut last = Vec::new();
         for _ in 0..PASSES {
             let now = self.listen()?;
             let observed = self.node.observe_pass(now.boot);
@@ -122,12 +123,15 @@ impl Controller {
             }
             // A clock that cannot be read stops the loop at its next turn.
             let clock = || node::now().unwrap_or(now);
+            // What is to be done again has not got on yet.
+            let is_stuck = last == decision.steps;
+            last.clone_from(&decision.steps);
             let outcome = act::act(&mut self.node, decision, clock);
             for report in outcome.reports {
                 // Without a receiver the process is ending.
                 let _ = self.lines.reports.send(report);
             }
-            if outcome.has_failed {
+            if outcome.has_failed || is_stuck {
                 return Ok(RETRY);
             }
         }

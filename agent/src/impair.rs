@@ -189,7 +189,7 @@ fn holds_packets(route: &mut RouteSocket, index: u32) -> bool {
     matches!(route.qdisc_stats(index), Ok(Some(stats)) if stats.backlog_packets > 0)
 }
 
-/// What carries our marks in a namespace: names of tables and of links.
+/// What carries our marks in a namespace: names of tables and of links, of the forms that we give them.
 ///
 /// # Errors
 /// Where the namespace cannot be read.
@@ -197,10 +197,14 @@ pub fn marked(netns: &NetNs) -> Result<(Vec<String>, Vec<String>), ImpairError> 
     let tables = nft::list_tables(netns, TABLE_PREFIX)?;
     let links = RouteSocket::open(netns)?.links()?;
     Ok((
-        tables.into_iter().map(|t| t.name).collect(),
+        tables
+            .into_iter()
+            .map(|t| t.name)
+            .filter(|name| network::is_table_name(name))
+            .collect(),
         links
             .into_iter()
-            .filter(|l| l.kind == "ifb" && l.name.starts_with(LINK_PREFIX))
+            .filter(|l| l.kind == "ifb" && network::is_ifb_name(&l.name))
             .map(|l| l.name)
             .collect(),
     ))

@@ -40,7 +40,7 @@ mod network;
 mod pause;
 mod reset;
 mod scratch;
-mod volume;
+pub(crate) mod volume;
 
 /// What an injector is started as.
 pub(crate) const COMMAND: [&str; 2] = ["/proc/self/exe", "inject"];
@@ -139,15 +139,13 @@ pub(crate) fn plan(
     kind: ContainerKind<'_>,
     container: &NodeContainer,
     found: &Container,
-    node: &Node,
+    node: &mut Node,
 ) -> Result<Act, Refusal> {
     match kind {
         ContainerKind::Cpu(fault) => cpu::plan(fault, found),
         ContainerKind::Memory(fault) => memory::plan(fault, found),
-        ContainerKind::Io(fault) => io::plan(fault, container, found, node.has(IO_OPENED)),
-        ContainerKind::DiskFill(fault) => {
-            disk::plan(fault, container, found, node.settings.fill_node_disk)
-        }
+        ContainerKind::Io(fault) => io::plan(fault, container, found, node),
+        ContainerKind::DiskFill(fault) => disk::plan(fault, container, found, node),
         ContainerKind::Kill(fault) => Ok(kill::plan(fault)),
         ContainerKind::Pause(_) => Ok(Act::Pause),
     }

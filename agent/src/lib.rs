@@ -18,6 +18,7 @@ pub mod impair;
 pub mod inject;
 pub mod journal;
 pub mod kernel;
+pub mod look;
 pub mod metrics;
 pub mod model;
 pub mod network;

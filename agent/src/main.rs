@@ -23,6 +23,7 @@ use windtunnel_agent::{
         child::{ChildError, become_one},
         proc::Proc,
     },
+    look,
     metrics::Metrics,
     node::{Node, NodeError, Settings},
     probe,
@@ -70,6 +71,10 @@ fn main() -> ExitCode {
         Command::Child(what) => {
             init_logs(LogFormat::Text, "warn");
             ("child", child(what).map_err(|e| chain(&e)))
+        }
+        Command::Look { what } => {
+            init_logs(LogFormat::Text, "warn");
+            ("look", look::run(&what).map_err(|e| chain(&e)))
         }
         Command::Try { cgroups, kind } => {
             init_logs(LogFormat::Text, "off");

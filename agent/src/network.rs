@@ -26,6 +26,10 @@ use crate::{
 pub const TABLE_PREFIX: &str = "windtunnel-";
 /// Names of our ifbs begin with this.
 pub const LINK_PREFIX: &str = "wt";
+/// So many hexadecimal digits come after it in names of tables,
+const TABLE_HASH: usize = 16;
+/// and so many in names of ifbs, before the direction.
+const LINK_HASH: usize = 12;
 
 /// Packets per second that a delayed link is assumed to carry.
 const ASSUMED_RATE: f64 = 10_000.0;
@@ -196,7 +200,7 @@ pub fn directions(way: Way) -> &'static [Direction] {
 /// Whether a link is one that packets of the target take, and not one of ours.
 #[must_use]
 pub fn carries_traffic(link: &Link) -> bool {
-    link.is_up && !link.is_loopback && !(link.kind == "ifb" && link.name.starts_with(LINK_PREFIX))
+    link.is_up && !link.is_loopback && !(link.kind == "ifb" && is_ifb_name(&link.name))
 }
 
 /// One detour for each link and direction.
@@ -251,7 +255,7 @@ fn ifb_name(key: &Key, link: &str, direction: Direction) -> String {
         Direction::Egress => 'e',
         Direction::Ingress => 'i',
     };
-    let hash = hash(&[&key.injection, &key.fault, &key.pod, link], 12);
+    let hash = hash(&[&key.injection, &key.fault, &key.pod, link], LINK_HASH);
     format!("{LINK_PREFIX}{hash}{way}")
 }
 
@@ -260,8 +264,28 @@ fn ifb_name(key: &Key, link: &str, direction: Direction) -> String {
 pub fn table_name(key: &Key) -> String {
     format!(
         "{TABLE_PREFIX}{}",
-        hash(&[&key.injection, &key.fault, &key.pod], 16)
+        hash(&[&key.injection, &key.fault, &key.pod], TABLE_HASH)
     )
+}
+
+/// Whether a table has a name that we give.
+#[must_use]
+pub fn is_table_name(name: &str) -> bool {
+    name.strip_prefix(TABLE_PREFIX)
+        .is_some_and(|rest| is_hash(rest, TABLE_HASH))
+}
+
+/// Whether a link has a name that we give to ifbs.
+#[must_use]
+pub fn is_ifb_name(name: &str) -> bool {
+    let hash = name.strip_prefix(LINK_PREFIX);
+    let hash = hash.and_then(|rest| rest.strip_suffix(['e', 'i']));
+    hash.is_some_and(|hash| is_hash(hash, LINK_HASH))
+}
+
+fn is_hash(text: &str, length: usize) -> bool {
+    let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    text.len() == length && text.bytes().all(is_digit)
 }
 
 /// The rules of a fault: what it spares, what it selects, and where that goes. Detours whose ifb is

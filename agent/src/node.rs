@@ -32,6 +32,8 @@ use crate::{
     targets::{Places, is_deserted},
 };
 
+/// Where kube-proxy in IPVS mode has the addresses of Services.
+const SERVICES: &str = "kube-ipvs0";
 /// How often the node's addresses and its targets' processes are looked at.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -316,12 +318,17 @@ pub fn now() -> Result<crate::decide::Now, ProcError> {
     })
 }
 
-/// Every address of every link of the node's own namespace: probes come from any of them.
+/// Every address of every link of the node's own namespace: probes come from any of them. The link on
+/// which kube-proxy in IPVS mode has the addresses of all Services is none of the node's.
 fn node_addresses(proc: &Proc) -> Result<Vec<IpAddr>, AddressError> {
     let netns = NetNs::of_pid(proc, 1)?;
-    let addresses = RouteSocket::open(&netns)?.addresses()?;
-    let mut addresses: Vec<IpAddr> = addresses
+    let mut route = RouteSocket::open(&netns)?;
+    let links = route.links()?;
+    let services = links.iter().find(|link| link.name == SERVICES);
+    let mut addresses: Vec<IpAddr> = route
+        .addresses()?
         .into_iter()
+        .filter(|a| services.is_none_or(|link| link.index != a.link))
         .map(|a| a.address.addr())
         .filter(|a| !a.is_loopback())
         .collect();

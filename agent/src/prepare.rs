@@ -15,9 +15,10 @@ use crate::{
     impair::{self, ImpairError},
     journal::UNWRITABLE,
     kernel::{link::RouteSocket, netns::NetNs},
+    look::{self, UNRESPONSIVE},
     model::{Counts, Entry, FORMAT, Key, NetworkEntry, Objects, State},
     network,
-    node::Node,
+    node::{self, Node},
     targets::{self, Target},
 };
 
@@ -32,6 +33,9 @@ use rivals::Beside;
 /// Most packets that the queues of all faults on this node may hold together: with full-sized
 /// packets about 1 GiB.
 const MAX_QUEUED: u64 = 700_000;
+
+/// Most faults on targets that this node may have at once: each has a process.
+const MAX_FAULTS: usize = 300;
 
 /// A reason and a sentence.
 pub(crate) type Refusal = (&'static str, String);
@@ -74,15 +78,20 @@ pub fn prepare(node: &mut Node, uid: &str, now: Now) {
         rehearsed: Vec::new(),
     };
     let mut verdicts = Vec::new();
-    let refusal = node_refusal(&node.observe(now.boot));
+    let mut refusal = node_refusal(&node.observe(now.boot));
     for fault in &injection.spec.faults {
-        let rehearsed = refusal.clone().map_or(Ok(()), Err);
         for target in &fault.targets {
             for key in keys(uid, fault, target) {
-                let verdict = match &rehearsed {
-                    Err(refusal) => Verdict::Refused(refusal.clone()),
-                    Ok(()) => prepare_target(node, &mut run, (&key, fault, target)),
+                // There may be many: no injector is to miss a sign of life for that.
+                node.supervisor.beat(node::now().unwrap_or(now).boot);
+                let verdict = match &refusal {
+                    Some(refusal) => Verdict::Refused(refusal.clone()),
+                    None => prepare_target(node, &mut run, (&key, fault, target)),
                 };
+                // What does not answer is not waited for again and again: others are held up by it.
+                if let Verdict::Refused(new @ (UNRESPONSIVE, _)) = &verdict {
+                    refusal = Some(new.clone());
+                }
                 verdicts.extend(told(&injection, (&fault.name, target), verdict));
             }
         }
@@ -145,6 +154,9 @@ fn prepare_target(
         ));
     };
     if let Err(refusal) = node.can(kind) {
+        return Verdict::Refused(refusal);
+    }
+    if let Err(refusal) = Beside::new(node, run).has_room() {
         return Verdict::Refused(refusal);
     }
     let found = match targets::resolve(
@@ -216,12 +228,18 @@ fn prepare_network(
 
 /// The journal entry of a network fault, before anything is built.
 fn plan(
-    node: &Node,
+    node: &mut Node,
     run: &Run<'_>,
     (base, fault): (Base, &NodeNetworkFault),
     found: &Target,
 ) -> Result<Entry, Refusal> {
     let key = &base.key;
+    let name_servers = if fault.spare.contains(&Spare::ClusterDNS) {
+        let proc = node.settings.places.proc.clone();
+        look::at_name_servers(&mut node.supervisor, &proc, &found.inits)?
+    } else {
+        Vec::new()
+    };
     let links = RouteSocket::open(&found.netns)
         .and_then(|mut route| route.links())
         .map_err(|e| ("KernelRefused", chain(&e)))?;
@@ -236,7 +254,7 @@ fn plan(
         priority: beside.priority(key),
         detours,
         resets: network::resets(&links, fault).map_err(|e| ("KernelRefused", chain(&e)))?,
-        name_servers: found.name_servers.clone(),
+        name_servers,
         drain: network::drain(&fault.impairment),
     };
     queue_memory(&beside, &network)?;

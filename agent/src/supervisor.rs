@@ -10,7 +10,7 @@ use std::{
         fd::{AsFd, BorrowedFd},
         unix::process::CommandExt as _,
     },
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     time::Duration,
 };
@@ -118,6 +118,11 @@ impl Supervisor {
             program: program.into(),
             injectors: BTreeMap::new(),
         }
+    }
+
+    /// What injectors are.
+    pub(crate) fn program(&self) -> &Path {
+        &self.program
     }
 
     /// Starts an injector. It does nothing until it is given its order, and ends if it is given

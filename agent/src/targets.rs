@@ -4,7 +4,6 @@
 
 use std::{
     collections::BTreeSet,
-    net::IpAddr,
     path::{Path, PathBuf},
 };
 
@@ -12,7 +11,6 @@ use thiserror::Error;
 use windtunnel_crds::injection::{ExperimentRef, NodeTarget};
 
 use crate::kernel::{
-    beneath,
     cgroup::{self, CgroupError, Hierarchies},
     netns::{NetNs, NetNsError, NetNsId},
     proc::{Proc, ProcError, ProcessId},
@@ -83,8 +81,8 @@ pub struct Target {
     pub cgroup: PathBuf,
     /// Its network namespace.
     pub netns: NetNs,
-    /// Its name servers.
-    pub name_servers: Vec<IpAddr>,
+    /// The first process of each of its containers.
+    pub inits: Vec<i32>,
 }
 
 /// Finds a target of an experiment.
@@ -125,10 +123,7 @@ pub fn resolve(
         return Err(TargetError::HostNetwork(pod_name.clone()));
     }
     Ok(Target {
-        name_servers: inits
-            .iter()
-            .find_map(|pid| name_servers(&places.proc, *pid))
-            .unwrap_or_default(),
+        inits,
         cgroup: pod,
         netns,
     })
@@ -209,24 +204,6 @@ fn common_netns(places: &Places, pod: &str, inits: &[i32]) -> Result<NetNs, Targ
         .ok_or_else(|| TargetError::Gone(pod.to_owned()))
 }
 
-/// The name servers that a process is told; the file is opened beneath the process's own root.
-fn name_servers(proc: &Proc, pid: i32) -> Option<Vec<IpAddr>> {
-    let root = proc.open_root(pid).ok()?;
-    let text = beneath::resolv_conf(std::os::fd::AsFd::as_fd(&root)).ok()?;
-    Some(parse_resolv_conf(&text))
-}
-
-fn parse_resolv_conf(text: &str) -> Vec<IpAddr> {
-    let servers = text.lines().filter_map(|line| {
-        let mut words = line.split_ascii_whitespace();
-        (words.next()? == "nameserver").then(|| words.next())?
-    });
-    // An IPv6 address may carry the link it is reached by.
-    servers
-        .filter_map(|address| address.split('%').next()?.parse().ok())
-        .collect()
-}
-
 /// Whether no process is left in a pod's control group.
 #[must_use]
 pub fn is_deserted(pod: &Path) -> bool {
@@ -236,13 +213,6 @@ pub fn is_deserted(pod: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn name_servers_are_read_as_resolvers_read_them() {
-        let text = "# comment\nsearch a.svc\nnameserver 10.90.0.10\nnameserver fe80::1%eth0\nnameserver\nnameserver x\noptions ndots:5\n";
-        let expected: [IpAddr; 2] = ["10.90.0.10".parse().unwrap(), "fe80::1".parse().unwrap()];
-        assert_eq!(parse_resolv_conf(text), expected);
-    }
 
     #[test]
     fn names_cannot_leave_the_directory() {

@@ -21,10 +21,12 @@ use crate::{
         cgroup,
         child::Child,
         mounts::{self, Mount},
-        proc::Proc,
+        proc::{Proc, ProcessId},
         space::{self, Space},
     },
+    look,
     model::{Act, ContainerEntry, Counts, FillAct, Until},
+    node::Node,
     prepare::Refusal,
     targets::Container,
 };
@@ -46,6 +48,8 @@ const NEEDED: [&str; 10] = [
     "/run",
     "/tmp",
 ];
+/// What stands in the path of every emptyDir, wherever kubelet keeps them.
+const EMPTY_DIR: &str = "/kubernetes.io~empty-dir/";
 /// The least that is worth it.
 const LEAST: u64 = 1 << 20;
 /// How long everything may take to be taken before a part is proof enough.
@@ -56,7 +60,7 @@ pub(super) fn plan(
     fault: &DiskFill,
     container: &NodeContainer,
     found: &Container,
-    fill_node_disk: bool,
+    node: &mut Node,
 ) -> Result<Act, Refusal> {
     let DiskFill {
         volume,
@@ -64,26 +68,24 @@ pub(super) fn plan(
         percent,
     } = fault;
     volume::check(volume, container)?;
-    let not_a_volume = |message| ("NotAVolume", message);
-    let (opened, mount) = volume::open(found.init, volume).map_err(not_a_volume)?;
+    let look::Volume { mount, space } =
+        look::at_volume(&mut node.supervisor, found.init, volume, true)?;
     if !OWN.contains(&mount.kind.as_str()) {
         let (kind, own) = (&mount.kind, OWN.join(", "));
         let message = format!("{volume} is on {kind}, which is not filled; these are: {own}");
         return Err(("FileSystem", message));
     }
     let unreadable = |message| ("NodeUnreadable", message);
-    let is_needed = is_needed(&mount).map_err(unreadable)?;
-    if is_needed && !fill_node_disk {
+    let is_needed = is_needed(&mount, found.init).map_err(unreadable)?;
+    if is_needed && !node.settings.fill_node_disk {
         let message = format!(
             "{volume} is on {}, which the node itself needs; the chart's value agent.fillNodeDisk allows to fill that, but for a fifth",
             mount.source
         );
         return Err(("NodeDisk", message));
     }
-    let refused = |message: String| ("FileSystem", message);
-    space::nameless(opened.as_fd())
-        .map_err(|e| refused(format!("no file can be made at {volume}: {e}")))?;
-    let space = Space::of(&opened).map_err(|e| unreadable(e.to_string()))?;
+    let space = space.unwrap_or_else(|| Err(format!("the space of {volume} is unknown")));
+    let space = space.map_err(|message| ("FileSystem", message))?;
     let limit = container.storage_limits.get(volume).copied();
     let act = FillAct {
         volume: volume.clone(),
@@ -103,14 +105,27 @@ pub(super) fn plan(
     Ok(Act::Fill(act))
 }
 
-/// Whether the node itself needs the file system of a mount.
-fn is_needed(mount: &Mount) -> Result<bool, String> {
-    let nodes = mounts::of_process(&Proc::default(), 1).map_err(|e| chain(&e))?;
-    let needed = |path: &str| {
-        mounts::covering(&nodes, Path::new(path))
-            .is_some_and(|node| node.shares_file_system_with(mount))
+/// Whether the node itself needs the file system of a mount of a container: it is one of those that
+/// every node needs, or kubelet keeps its directories there, or the runtime the containers'.
+fn is_needed(mount: &Mount, init: ProcessId) -> Result<bool, String> {
+    let proc = Proc::default();
+    let of = |pid| mounts::of_process(&proc, pid).map_err(|e| chain(&e));
+    let (nodes, own) = (of(1)?, of(init.pid)?);
+    Ok(is_among(&nodes, &own, mount))
+}
+
+fn is_among(nodes: &[Mount], own: &[Mount], mount: &Mount) -> bool {
+    let needed = |path: &Path| {
+        mounts::covering(nodes, path).is_some_and(|node| node.shares_file_system_with(mount))
     };
-    Ok(NEEDED.iter().any(|path| needed(path)))
+    let root = mounts::covering(own, Path::new("/"));
+    let is_with_containers = root.is_some_and(|root| match &root.upper {
+        Some(upper) => needed(upper),
+        None => root.shares_file_system_with(mount),
+    });
+    is_with_containers
+        || mount.root.contains(EMPTY_DIR)
+        || NEEDED.iter().any(|path| needed(Path::new(path)))
 }
 
 /// How much is taken of a file system, or why that cannot be.
@@ -355,15 +370,60 @@ mod tests {
     }
 
     #[test]
+    fn a_nodes_disks_are_its_own_kubelets_and_the_runtimes() {
+        let mount = |device: &str, root: &str, point: &str, upper: Option<&str>| Mount {
+            id: 1,
+            device: device.to_owned(),
+            root: root.to_owned(),
+            point: point.into(),
+            kind: "ext4".to_owned(),
+            source: format!("/dev/{device}"),
+            upper: upper.map(Into::into),
+        };
+        let nodes = [
+            mount("8:1", "/", "/", None),
+            mount("8:2", "/", "/var/lib/rancher", None),
+            mount("8:3", "/", "/mnt/disks/a", None),
+        ];
+        let upper = "/var/lib/rancher/k3s/agent/containerd/snapshots/7/fs";
+        let overlay = [mount("0:40", "/", "/", Some(upper))];
+        let plain = [mount("8:2", "/containers/7", "/", None)];
+        for (what, volume, own, expected) in [
+            ("root's disk", ("8:1", "/srv/x"), &overlay, true),
+            (
+                "the runtime's disk",
+                ("8:2", "/local/pvc-1"),
+                &overlay,
+                true,
+            ),
+            ("the container's own disk", ("8:2", "/pvc-1"), &plain, true),
+            (
+                "kubelet's disk elsewhere",
+                ("8:4", "/pods/u/volumes/kubernetes.io~empty-dir/cache"),
+                &overlay,
+                true,
+            ),
+            ("a disk of its own", ("8:3", "/pvc-1"), &overlay, false),
+            ("memory", ("0:77", "/"), &overlay, false),
+        ] {
+            let volume = mount(volume.0, volume.1, "/data", None);
+            assert_eq!(is_among(&nodes, own, &volume), expected, "{what}");
+        }
+    }
+
+    #[test]
     fn the_roots_file_system_is_needed_and_memory_of_its_own_is_not() {
-        let nodes = mounts::of_process(&Proc::default(), 1).unwrap();
+        let proc = Proc::default();
+        let own = i32::try_from(std::process::id()).unwrap();
+        let own = proc.identify(own).unwrap().unwrap();
+        let nodes = mounts::of_process(&proc, 1).unwrap();
         let root = mounts::covering(&nodes, Path::new("/")).unwrap();
-        assert_eq!(is_needed(root), Ok(true));
+        assert_eq!(is_needed(root, own), Ok(true));
         let other = Mount {
             device: "0:99999".to_owned(),
             source: "tmpfs".to_owned(),
             ..root.clone()
         };
-        assert_eq!(is_needed(&other), Ok(false));
+        assert_eq!(is_needed(&other, own), Ok(false));
     }
 }

@@ -18,10 +18,12 @@ use windtunnel_crds::{
 };
 use windtunnel_runtime::chain;
 
-use super::{Effect, scratch, volume};
+use super::{Effect, IO_OPENED, scratch, volume};
 use crate::{
     kernel::fanotify::{Answer, Class, FanotifyError, Group, Waiting},
+    look,
     model::{Act, ContainerEntry, Counts, IoAct, IoMode},
+    node::Node,
     prepare::Refusal,
     targets::Container,
 };
@@ -38,7 +40,7 @@ pub(super) fn plan(
     fault: &IoFault,
     container: &NodeContainer,
     found: &Container,
-    opened: bool,
+    node: &mut Node,
 ) -> Result<Act, Refusal> {
     let IoFault {
         volume,
@@ -51,14 +53,14 @@ pub(super) fn plan(
     if volume != "/" {
         volume::check(volume, container)?;
     }
-    volume::open(found.init, volume).map_err(|message| ("NotAVolume", message))?;
+    look::at_volume(&mut node.supervisor, found.init, volume, false)?;
     let does = |operation| operations.is_empty() || operations.contains(&operation);
     Ok(Act::Io(IoAct {
         volume: volume.clone(),
         open: does(IoOperation::Open),
         read: does(IoOperation::Read),
         write: does(IoOperation::Write),
-        opened,
+        opened: node.has(IO_OPENED),
         percent: percent.map_or(100.0, windtunnel_crds::units::Percent::get),
         mode: match (latency, error) {
             (Some(latency), _) => IoMode::Latency {

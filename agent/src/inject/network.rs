@@ -14,6 +14,10 @@ use windtunnel_runtime::chain;
 
 use super::{Effect, reset};
 
+/// Most bytes that may wait in the queues of one fault. Their limits count packets, and of those that
+/// the network card is to cut up later each may have 64 KiB; the sender is charged for none of them.
+const MAX_HELD: u64 = 256 << 20;
+
 /// The table, and the queues that it sends packets to.
 #[derive(Debug)]
 struct Impairment {
@@ -66,7 +70,7 @@ impl Effect for Impairment {
     fn check(&mut self) -> Result<Counts, String> {
         self.table.verify().map_err(|e| chain(&e))?;
         let counters = self.table.counters().map_err(|e| chain(&e))?;
-        let mut dropped = Some(0);
+        let (mut dropped, mut held) = (Some(0), 0);
         for queue in &self.queues {
             let stats = self.route.qdisc_stats(queue.index).map_err(|e| chain(&e))?;
             let stats = stats.ok_or_else(|| format!("the impairment on {} is gone", queue.name))?;
@@ -74,6 +78,12 @@ impl Effect for Impairment {
                 .lost
                 .map(|lost| u64::from(stats.drops).saturating_sub(lost));
             dropped = dropped.zip(full).map(|(sum, more)| sum + more);
+            held += u64::from(stats.backlog_bytes);
+        }
+        if held > MAX_HELD {
+            return Err(format!(
+                "{held} bytes of packets waited, of {MAX_HELD} at most: the node's memory comes first"
+            ));
         }
         Ok(Counts {
             matched: counters.sum(Role::Selected).packets,

@@ -29,7 +29,7 @@ pub(super) fn check(volume: &str, container: &NodeContainer) -> Result<(), Refus
 
 /// The volume's root, opened beneath the root of the container's first process. It must be a mount
 /// of that process, at that very path: a link to anywhere else is refused.
-pub(super) fn open(init: ProcessId, volume: &str) -> Result<(OwnedFd, Mount), String> {
+pub(crate) fn open(init: ProcessId, volume: &str) -> Result<(OwnedFd, Mount), String> {
     let proc = Proc::default();
     let root = proc.open_root(init.pid).map_err(|e| chain(&e))?;
     let relative = Path::new(volume.trim_start_matches('/'));

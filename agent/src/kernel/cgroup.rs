@@ -148,6 +148,28 @@ pub fn pids(group: &Path) -> Result<Vec<i32>, CgroupError> {
     Ok(pids)
 }
 
+/// Where in a container's control group a process can join it: the group itself, or where the
+/// container has groups of its own, as systemd and crun make them, the first beneath it that has
+/// processes. A group whose controllers are passed on takes none (cgroup-v2.rst, "No Internal Process
+/// Constraint").
+///
+/// # Errors
+/// When a file cannot be read.
+pub fn joinable(container: &Path) -> Result<PathBuf, CgroupError> {
+    let mut level = vec![container.to_owned()];
+    while !level.is_empty() {
+        let mut next = Vec::new();
+        for group in level {
+            if !own_pids(&group)?.is_empty() {
+                return Ok(group);
+            }
+            next.extend(subdirectories(&group)?);
+        }
+        level = next;
+    }
+    Ok(container.to_owned())
+}
+
 /// All live processes in a control group and beneath it, by pid.
 ///
 /// # Errors
@@ -349,6 +371,23 @@ mod tests {
         let cpu = dir.path().join("cpu,cpuacct");
         assert_eq!(per_controller.controller("cpuacct"), Some(&cpu as &Path));
         assert_eq!(per_controller.controller("pids"), None);
+    }
+
+    #[test]
+    fn a_container_is_joined_where_its_processes_are() {
+        for (groups, expected) in [
+            (&[("c", &[31][..]), ("c/app", &[30])][..], "c"),
+            (&[("c", &[]), ("c/app", &[30])], "c/app"),
+            (
+                &[("c", &[]), ("c/a", &[]), ("c/a/deep", &[9]), ("c/b", &[8])],
+                "c/b",
+            ),
+            (&[("c", &[]), ("c/app", &[])], "c"),
+        ] {
+            let dir = tree(groups);
+            let found = joinable(&dir.path().join("c")).unwrap();
+            assert_eq!(found, dir.path().join(expected));
+        }
     }
 
     #[test]

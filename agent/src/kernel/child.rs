@@ -18,6 +18,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, setns, unshare};
 
+use super::cgroup::{self, CgroupError};
 use super::lease::{LeaseError, die_with_parent};
 use super::proc::Proc;
 
@@ -35,6 +36,9 @@ pub enum ChildError {
         /// The reason.
         source: io::Error,
     },
+    /// The control group cannot be read.
+    #[error("look at the control group")]
+    Group(#[from] CgroupError),
     /// The control group namespace of pid 1 could not be entered (needs `CAP_SYS_ADMIN`).
     #[error("enter the control group namespace of pid 1")]
     CgroupNamespace(#[source] Errno),
@@ -67,14 +71,14 @@ pub struct Child {
 }
 
 impl Child {
-    /// Starts one that is to join a control group, for a process that has no other thread and no
+    /// Starts one that is to join the control group of a container, for a process that has no other thread and no
     /// other children that live.
     ///
     /// # Errors
     /// [`ChildError`]; nothing is left then.
     pub fn start(group: &Path, arguments: &[String]) -> Result<Self, ChildError> {
         enter_cgroup_namespace()?;
-        let path = group.join("cgroup.procs");
+        let path = cgroup::joinable(group)?.join("cgroup.procs");
         let join = OpenOptions::new()
             .write(true)
             .open(&path)

@@ -112,7 +112,10 @@ impl Group {
             | libc::FAN_NONBLOCK
             | libc::FAN_UNLIMITED_QUEUE
             | libc::FAN_UNLIMITED_MARKS;
-        let event_flags = (libc::O_RDONLY | libc::O_LARGEFILE | libc::O_CLOEXEC).unsigned_abs();
+        // The kernel opens what was called on, in the reader's place: a pipe that nobody writes to
+        // is not to be waited for.
+        let event_flags = libc::O_RDONLY | libc::O_NONBLOCK | libc::O_LARGEFILE | libc::O_CLOEXEC;
+        let event_flags = event_flags.unsigned_abs();
         // SAFETY: takes two integers and returns a new descriptor or -1.
         let fd = Errno::result(unsafe { libc::fanotify_init(flags, event_flags) });
         let fd = fd.map_err(FanotifyError::Group)?;

@@ -37,18 +37,22 @@ pub fn id_of(fd: BorrowedFd<'_>) -> Result<u64, MountError> {
 }
 
 /// A mount, as a process sees it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Mount {
     /// Its id.
     pub id: u64,
     /// The device of its file system: `major:minor`.
     pub device: String,
+    /// What of its file system it shows.
+    pub root: String,
     /// Where it is.
     pub point: PathBuf,
     /// The type of its file system.
     pub kind: String,
     /// What its file system is on, as that says.
     pub source: String,
+    /// Where an overlay keeps what is written to it.
+    pub upper: Option<PathBuf>,
 }
 
 impl Mount {
@@ -87,14 +91,24 @@ fn parse(line: &[u8]) -> Option<Mount> {
     let text = |field: &[u8]| String::from_utf8_lossy(&unescape(field)).into_owned();
     let id = text(fields.next()?).parse().ok()?;
     let device = text(fields.nth(1)?);
-    let point = unescape(fields.nth(1)?);
+    let root = text(fields.next()?);
+    let path = |field: &[u8]| PathBuf::from(std::ffi::OsString::from_vec(unescape(field)));
+    let point = path(fields.next()?);
     fields.find(|field| *field == b"-")?;
+    let (kind, source) = (text(fields.next()?), text(fields.next()?));
+    let mut options = fields
+        .next()
+        .unwrap_or_default()
+        .split(|byte| *byte == b',');
+    let upper = options.find_map(|option| option.strip_prefix(b"upperdir="));
     Some(Mount {
         id,
         device,
-        point: PathBuf::from(std::ffi::OsString::from_vec(point)),
-        kind: text(fields.next()?),
-        source: text(fields.next()?),
+        root,
+        point,
+        kind,
+        source,
+        upper: upper.map(path),
     })
 }
 
@@ -136,11 +150,17 @@ mod tests {
         let mount = Mount {
             id: 36,
             device: "98:0".to_owned(),
+            root: "/mnt1".to_owned(),
             point: PathBuf::from(r"/a b\c"),
             kind: "ext3".to_owned(),
             source: "/dev/root".to_owned(),
+            upper: None,
         };
         assert_eq!(parse(line), Some(mount));
+        let overlay =
+            b"1 2 0:9 / / rw - overlay overlay rw,lowerdir=/a:/b,upperdir=/c/fs,workdir=/c/w";
+        let upper = parse(overlay).unwrap().upper;
+        assert_eq!(upper, Some(PathBuf::from("/c/fs")));
         assert_eq!(parse(b""), None);
         assert_eq!(parse(b"x y z"), None);
     }
@@ -160,9 +180,11 @@ mod tests {
         let mount = |device: &str, source: &str, point: &str| Mount {
             id: 1,
             device: device.to_owned(),
+            root: "/".to_owned(),
             point: point.into(),
             kind: "btrfs".to_owned(),
             source: source.to_owned(),
+            upper: None,
         };
         let root = mount("0:30", "/dev/sda1", "/");
         assert!(root.shares_file_system_with(&mount("0:31", "/dev/sda1", "/x")));

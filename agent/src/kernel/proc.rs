@@ -78,7 +78,7 @@ const EXITING: u32 = 4;
 const KILLED: u64 = 1 << (libc::SIGKILL - 1);
 
 /// A `/proc`, by default the real one.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Proc {
     root: PathBuf,
 }

@@ -13,7 +13,7 @@ use nix::sys::statvfs::fstatvfs;
 const PIECE: usize = 1 << 20;
 
 /// The space of a file system, in bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Space {
     /// All that there is.
     pub total: u64,

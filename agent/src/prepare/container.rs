@@ -44,7 +44,7 @@ pub(super) fn prepare(
 
 /// The container, and what is to be done to it; or that it is gone, or why it cannot be hit.
 fn find(
-    node: &Node,
+    node: &mut Node,
     target: &NodeTarget,
     container: &NodeContainer,
     kind: ContainerKind<'_>,
@@ -79,7 +79,10 @@ pub(crate) fn follow(node: &mut Node, key: &Key, id: &str) {
     };
     let known = node.known.injections.as_ref();
     let meant = known.and_then(|all| key.meant(all));
-    let Some((kind, target)) = meant.and_then(|(_, fault)| wanted(fault, key)) else {
+    let Some(fault) = meant.map(|(_, fault)| fault.clone()) else {
+        return;
+    };
+    let Some((kind, target)) = wanted(&fault, key) else {
         return;
     };
     let container = target.containers.iter().find(|c| c.id == id);

@@ -7,7 +7,7 @@ use windtunnel_crds::{
     injection::{NodeFault, NodeNetworkFault},
 };
 
-use super::{Refusal, Run};
+use super::{MAX_FAULTS, Refusal, Run};
 use crate::{
     model::{Act, Entry, Key, NetworkEntry},
     network,
@@ -32,6 +32,18 @@ impl<'a> Beside<'a> {
             injections: node.known.injections.as_ref(),
             entries: entries.filter(|e| e.ended().is_none()).collect(),
         }
+    }
+
+    /// Refuses more faults than a node can have.
+    pub(super) fn has_room(&self) -> Result<(), Refusal> {
+        let held = self.entries.len();
+        if held < MAX_FAULTS {
+            return Ok(());
+        }
+        let message = format!(
+            "this node has {held} faults on targets, of {MAX_FAULTS} at most; each takes a process"
+        );
+        Err(("TooManyFaults", message))
     }
 
     /// The faults on networks.
@@ -125,6 +137,19 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn a_node_has_room_for_so_many_faults_and_no_more() {
+        let entry = crate::testing::entry("a");
+        let beside = |held| Beside {
+            injections: None,
+            entries: vec![&entry; held],
+        };
+        assert!(beside(MAX_FAULTS - 1).has_room().is_ok());
+        let (reason, message) = beside(MAX_FAULTS).has_room().unwrap_err();
+        assert_eq!(reason, "TooManyFaults");
+        assert!(message.contains("300"), "{message}");
+    }
 
     #[test]
     fn windows_are_apart_if_one_closes_before_the_other_opens() {

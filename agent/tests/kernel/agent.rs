@@ -300,12 +300,13 @@ fn told(status: &NodeInjectionStatus) -> Value {
     })
 }
 
-/// The injector program, and before it a line in a file.
+/// The agent's program, and before an injector a line in a file.
 fn counted(directory: &Path, starts: &Path) -> PathBuf {
     let path = directory.join("injector");
     let program = env!("CARGO_BIN_EXE_windtunnel-agent");
     let starts = starts.display();
-    let script = format!("#!/bin/sh\necho started >> {starts}\nexec {program} \"$@\"\n");
+    let script =
+        format!("#!/bin/sh\n[ $1 != inject ] || echo started >> {starts}\nexec {program} \"$@\"\n");
     fs::write(&path, script).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     path

@@ -37,6 +37,20 @@ fn a_burner_uses_what_it_was_told_and_dies_with_its_injector() {
     eprintln!("the burner was gone after {took:?}");
 }
 
+/// As crun and systemd leave it: the group of the container passes its controllers on.
+#[test]
+fn a_container_with_groups_of_its_own_is_hit() {
+    let container = Container::new("nested", &[]);
+    let inner = container.cgroup.join("app");
+    fs::create_dir(&inner).unwrap();
+    fs::write(inner.join("cgroup.procs"), container.init.id().to_string()).unwrap();
+    fs::write(container.cgroup.join("cgroup.subtree_control"), "+cpu").unwrap();
+    let mut injector = Injector::applied(&container, Act::Cpu { millicores: 100 });
+    assert_eq!(container.others(), 1);
+    injector.kill();
+    eventually("the burner is gone", || container.others() == 0);
+}
+
 #[test]
 fn an_injector_ends_with_its_container() {
     let mut container = Container::new("restart", &[]);

@@ -57,7 +57,7 @@ impl Delays {
             let made = ways.map(|(direction, way)| Detour {
                 direction,
                 device: pair.eth0.clone(),
-                ifb: LinkName::new(format!("wtfault{fault}{way}")).unwrap(),
+                ifb: LinkName::new(format!("wt{fault:012x}{way}")).unwrap(),
                 ifb_index: None,
                 netem: delay(1),
             });
@@ -72,7 +72,7 @@ impl Delays {
     }
 
     fn table(fault: usize) -> String {
-        format!("windtunnel-fault-{fault}")
+        format!("windtunnel-{fault:016x}")
     }
 }
 

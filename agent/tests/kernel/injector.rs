@@ -85,6 +85,11 @@ impl Drop for Container {
         let _ = self.init.kill();
         let _ = self.init.wait();
         let start = Instant::now();
+        // Its own groups first.
+        let inner = fs::read_dir(&self.cgroup).into_iter().flatten().flatten();
+        for group in inner.filter(|entry| entry.path().is_dir()) {
+            let _ = fs::remove_dir(group.path());
+        }
         while fs::remove_dir(&self.cgroup).is_err() && start.elapsed() < SOON {
             std::thread::yield_now();
         }

@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, setns, unshare};
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
 use windtunnel_agent::decide::SILENCE;
 use windtunnel_agent::model::{Act, IoAct, IoMode};
 use windtunnel_agent::wire::{LEASE, Task, Up};
@@ -271,6 +273,30 @@ fn what_was_open_before_is_hit_or_said_not_to_be() {
     let after = open();
     assert_eq!(read_and_write(before, &mut injector), [opened; 2]);
     assert_eq!(read_and_write(after, &mut injector), [true; 2]);
+}
+
+#[test]
+fn a_pipe_without_a_writer_keeps_nobody_from_an_answer() {
+    let container = container("io-pipe", "/tmp/wt-io-pipe");
+    let pipe = Path::new("/tmp/wt-io-pipe/pipe");
+    mkfifo(pipe, Mode::S_IRWXU).unwrap();
+    let mode = IoMode::Latency {
+        delay: Duration::from_millis(10),
+        jitter: Duration::ZERO,
+    };
+    let mut injector = Injector::applied(&container, Act::Io(act(mode)));
+    let mut reader = inside(&container, "cat /mnt/wt-io/pipe");
+    injector.hold(Duration::from_secs(1));
+    let mut other = inside(&container, "cat /mnt/wt-io/file");
+    eventually("a call beside it is answered", || {
+        injector.hold(Duration::from_millis(50));
+        other.try_wait().unwrap().is_some()
+    });
+    assert!(reader.try_wait().unwrap().is_none(), "nobody has written");
+    fs::write(pipe, "said").unwrap();
+    let output = reader.wait_with_output().unwrap();
+    assert_eq!(output.stdout, b"said");
+    fs::remove_file(pipe).unwrap();
 }
 
 #[test]

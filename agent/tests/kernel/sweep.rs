@@ -18,7 +18,7 @@ use windtunnel_agent::model::Sweep;
 use windtunnel_agent::node::{Node, Settings, now};
 use windtunnel_agent::targets::Places;
 
-use crate::support::{Pair, Process, eventually, everything, name};
+use crate::support::{Pair, Process, eventually, everything};
 
 /// One that looks like an injector.
 fn injector(directory: &Path) -> Process {
@@ -67,10 +67,13 @@ fn sweep(node: &mut Node) -> Sweep {
 fn what_no_entry_speaks_of_is_found_removed_and_told() {
     let directory = tempfile::tempdir().unwrap();
     let mut pair = Pair::new();
-    let ifb = pair.ifb("wtlost0e", None);
-    pair.ifb("foreign0", None);
+    let ifb = pair.ifb("wt0123456789abe", None);
+    let foreign = ["foreign0", "wtforeign0", "wt0123456789ab"];
+    for link in foreign {
+        pair.ifb(link, None);
+    }
     let held = Table {
-        name: "windtunnel-lost".to_owned(),
+        name: "windtunnel-0123456789abcdef".to_owned(),
         chains: vec![pair.chain(Direction::Egress, vec![everything()], &ifb)],
     };
     let held = OwnedTable::install(&pair.pod, &held).unwrap();
@@ -92,13 +95,18 @@ fn what_no_entry_speaks_of_is_found_removed_and_told() {
     let pid = orphan.0.id().to_string();
     assert_eq!(
         told,
-        [("windtunnel-lost", false), ("wtlost0e", true), (&pid, true)],
+        [
+            ("windtunnel-0123456789abcdef", false),
+            ("wt0123456789abe", true),
+            (&pid, true)
+        ],
         "the table is held by this very test"
     );
     assert_eq!(orphan.0.wait().unwrap().signal(), Some(libc::SIGKILL));
     let links = pair.route.links().unwrap();
     let is_there = |wanted: &str| links.iter().any(|l| l.name == wanted);
-    assert!(!is_there("wtlost0e") && is_there("foreign0") && is_there(name("eth0").as_str()));
+    assert!(!is_there("wt0123456789abe") && is_there("eth0"));
+    assert!(foreign.iter().all(|link| is_there(link)));
     assert!(node.observe(Duration::ZERO).is_unclean);
 
     drop(held);
