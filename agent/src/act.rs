@@ -348,7 +348,8 @@ fn check(
     }
     let netns = netns(node, &entry)?;
     let found = audit::audit(node, &entry, netns.as_ref());
-    node.metrics.count_residue(&found);
+    let before = entry.ended().map_or(&[][..], |ended| &ended.residue);
+    node.metrics.count_residue(&found, before);
     let by = found
         .iter()
         .any(|r| r.kind == ResidueKind::Process)

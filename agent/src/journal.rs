@@ -12,7 +12,8 @@ use std::{
     cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
     fs::{self, File, OpenOptions},
-    io::{self, Write as _},
+    io::{self, Read as _, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
     path::{Path, PathBuf},
 };
 
@@ -94,6 +95,8 @@ impl Journal {
             .truncate(false)
             .write(true)
             .open(&lock_path)
+            // What was written before it became read-only is still to be read, and ended.
+            .or_else(|_| File::open(&lock_path))
             .map_err(|e| failed("open", &lock_path, e))?;
         let lock = Flock::lock(lock, FlockArg::LockExclusiveNonblock)
             .map_err(|_| JournalError::Locked(directory.to_owned()))?;
@@ -103,9 +106,9 @@ impl Journal {
             unsaved: BTreeSet::new(),
             _lock: lock,
         };
-        journal.read(&aside)?;
-        let set_aside = Self::aside(&aside)?;
-        Ok((journal, set_aside))
+        let mut unmoved = journal.read(&aside)?;
+        unmoved.extend(Self::aside(&aside)?);
+        Ok((journal, unmoved))
     }
 
     /// All entries.
@@ -208,48 +211,68 @@ impl Journal {
         self.directory.join(format!("{name}.json"))
     }
 
-    /// Reads all entries; moves what is none into `aside`.
-    fn read(&mut self, aside: &Path) -> Result<(), JournalError> {
+    /// Reads all entries, and moves what is none into `aside`; tells of what cannot be moved. Nothing
+    /// that is there keeps the rest from being read.
+    fn read(&mut self, aside: &Path) -> Result<Vec<SetAside>, JournalError> {
+        let mut unmoved = Vec::new();
         for path in list(&self.directory)? {
             let name = path.file_name().unwrap_or_default();
-            if path.is_dir() || name == "lock" {
+            if is_directory(&path) || name == "lock" {
                 continue;
             }
             if path.extension().is_some_and(|e| e == "new") {
-                fs::remove_file(&path).map_err(|e| failed("remove", &path, e))?;
+                // One that cannot be removed is written over.
+                let _ = fs::remove_file(&path);
                 continue;
             }
             match read_entry(&path) {
                 Ok(entry) if self.path(&entry.key) == path => {
                     self.entries.insert(entry.key.clone(), entry);
                 }
-                _ => fs::rename(&path, aside.join(name))
-                    .map_err(|e| failed("set aside", &path, e))?,
+                other => {
+                    if let Err(error) = fs::rename(&path, aside.join(name)) {
+                        let told = SetAside::new(&path, other);
+                        let message = format!("{}; it cannot be set aside: {error}", told.message);
+                        unmoved.push(SetAside { message, ..told });
+                    }
+                }
             }
         }
-        Ok(())
+        Ok(unmoved)
     }
 
     /// What lies in `aside`: it stays for whoever wants to know what it was, within a bound.
     fn aside(aside: &Path) -> Result<Vec<SetAside>, JournalError> {
         let mut files = list(aside)?;
-        files.retain(|path| path.is_file());
-        let changed = |path: &PathBuf| fs::metadata(path).and_then(|m| m.modified()).ok();
+        files.retain(|path| !is_directory(path));
+        let changed = |path: &PathBuf| fs::symlink_metadata(path).and_then(|m| m.modified()).ok();
         files.sort_by_cached_key(|path| (Reverse(changed(path)), path.clone()));
         for path in files.split_off(files.len().min(MAX_ASIDE)) {
-            fs::remove_file(&path).map_err(|e| failed("remove", &path, e))?;
+            // One that stays is looked at again by the next agent.
+            let _ = fs::remove_file(&path);
         }
-        let told = files.into_iter().map(|path| SetAside {
-            message: read_entry(&path)
-                .err()
-                .unwrap_or_else(|| "its name does not belong to its content".to_owned()),
-            name: path
-                .file_name()
-                .map(|n| n.to_string_lossy().into_owned())
-                .unwrap_or_default(),
-        });
+        let told = files
+            .iter()
+            .map(|path| SetAside::new(path, read_entry(path)));
         Ok(told.collect())
     }
+}
+
+impl SetAside {
+    fn new(path: &Path, read: Result<Entry, String>) -> Self {
+        let message = read.err();
+        let name = path.file_name().unwrap_or_default();
+        Self {
+            name: name.to_string_lossy().into_owned(),
+            message: message
+                .unwrap_or_else(|| "its name does not belong to its content".to_owned()),
+        }
+    }
+}
+
+/// Whether something is a directory, and no link to one.
+fn is_directory(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|m| m.is_dir())
 }
 
 /// What is in a directory.
@@ -262,12 +285,24 @@ fn list(directory: &Path) -> Result<Vec<PathBuf>, JournalError> {
     read().map_err(|e| failed("read", directory, e))
 }
 
+/// Reads a file that may be anything: neither a link is followed, nor a pipe waited for, nor more read
+/// than an entry may have.
 fn read_entry(path: &Path) -> Result<Entry, String> {
-    let size = fs::metadata(path).map_err(|e| e.to_string())?.len();
-    if size > MAX_SIZE {
-        return Err(format!("{size} bytes are too many"));
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+        .open(path)
+        .map_err(|e| e.to_string())?;
+    if !file.metadata().is_ok_and(|m| m.is_file()) {
+        return Err("it is no regular file".to_owned());
     }
-    let text = fs::read(path).map_err(|e| e.to_string())?;
+    let mut text = Vec::new();
+    file.take(MAX_SIZE + 1)
+        .read_to_end(&mut text)
+        .map_err(|e| e.to_string())?;
+    if text.len() as u64 > MAX_SIZE {
+        return Err(format!("it has more than {MAX_SIZE} bytes"));
+    }
     let value: serde_json::Value = serde_json::from_slice(&text).map_err(|e| e.to_string())?;
     match value.get("format").and_then(serde_json::Value::as_u64) {
         Some(format) if format == u64::from(FORMAT) => {}
@@ -286,154 +321,4 @@ fn failed(operation: &'static str, path: &Path, source: io::Error) -> JournalErr
 }
 
 #[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-    use crate::{model::Window, testing::entry};
-
-    #[test]
-    fn what_was_written_is_read_by_the_next_agent() {
-        let dir = tempfile::tempdir().unwrap();
-        let (mut journal, aside) = Journal::open(dir.path()).unwrap();
-        assert!(aside.is_empty());
-        journal.write(entry("a")).unwrap();
-        journal.write(entry("b")).unwrap();
-        journal.forget(&entry("a").key);
-        journal.forget(&entry("a").key);
-        drop(journal);
-        let (journal, aside) = Journal::open(dir.path()).unwrap();
-        assert!(aside.is_empty());
-        assert_eq!(
-            journal.entries().values().collect::<Vec<_>>(),
-            [&entry("b")]
-        );
-    }
-
-    #[test]
-    fn two_agents_cannot_hold_it() {
-        let dir = tempfile::tempdir().unwrap();
-        let _first = Journal::open(dir.path()).unwrap();
-        assert!(matches!(
-            Journal::open(dir.path()),
-            Err(JournalError::Locked(_))
-        ));
-    }
-
-    #[test]
-    fn what_is_no_entry_is_set_aside_and_the_rest_is_read() {
-        let dir = tempfile::tempdir().unwrap();
-        let (mut journal, _) = Journal::open(dir.path()).unwrap();
-        journal.write(entry("a")).unwrap();
-        let good = journal.path(&entry("a").key);
-        drop(journal);
-        let newer = fs::read_to_string(&good)
-            .unwrap()
-            .replace("\"format\":1", "\"format\":2");
-        for (name, content) in [
-            ("cut.json", "{\"format\":1,"),
-            ("foreign.json", "{}"),
-            ("empty.json", ""),
-            ("newer.json", &newer),
-            ("renamed.json", &fs::read_to_string(&good).unwrap()),
-            ("half.new", "{"),
-        ] {
-            fs::write(dir.path().join(name), content).unwrap();
-        }
-        fs::write(dir.path().join("large.json"), vec![b' '; 100_000]).unwrap();
-        let (journal, aside) = Journal::open(dir.path()).unwrap();
-        assert_eq!(journal.entries().len(), 1);
-        let mut names: Vec<_> = aside.iter().map(|a| a.name.as_str()).collect();
-        names.sort_unstable();
-        assert_eq!(
-            names,
-            [
-                "cut.json",
-                "empty.json",
-                "foreign.json",
-                "large.json",
-                "newer.json",
-                "renamed.json"
-            ]
-        );
-        assert!(dir.path().join("aside/cut.json").exists());
-        drop(journal);
-        let (_, again) = Journal::open(dir.path()).unwrap();
-        let sorted = |mut aside: Vec<SetAside>| {
-            aside.sort_by(|a, b| a.name.cmp(&b.name));
-            aside
-        };
-        assert_eq!(sorted(again), sorted(aside), "told until it is removed");
-    }
-
-    #[test]
-    fn a_bounded_number_of_files_is_kept_aside() {
-        let dir = tempfile::tempdir().unwrap();
-        for i in 0..=MAX_ASIDE {
-            fs::write(dir.path().join(format!("{i}.json")), "{}").unwrap();
-        }
-        let (_, aside) = Journal::open(dir.path()).unwrap();
-        assert_eq!(aside.len(), MAX_ASIDE);
-        let kept = fs::read_dir(dir.path().join("aside")).unwrap();
-        assert_eq!(kept.count(), MAX_ASIDE);
-    }
-
-    #[test]
-    fn an_entry_that_cannot_be_written_changes_nothing() {
-        let dir = tempfile::tempdir().unwrap();
-        let (mut journal, _) = Journal::open(dir.path()).unwrap();
-        journal.write(entry("a")).unwrap();
-        let mut large = entry("a");
-        large.pod_name = "x".repeat(100_000);
-        assert!(matches!(
-            journal.write(large),
-            Err(JournalError::TooLarge(_))
-        ));
-        assert_eq!(journal.entries()[&entry("a").key], entry("a"));
-        // The directory is gone, as on a tmpfs that was unmounted.
-        fs::remove_dir_all(dir.path()).unwrap();
-        assert!(matches!(
-            journal.write(entry("b")),
-            Err(JournalError::Io { .. })
-        ));
-        assert_eq!(journal.entries().len(), 1);
-    }
-
-    #[test]
-    fn what_has_happened_is_known_at_once_and_written_when_it_can_be() {
-        let dir = tempfile::tempdir().unwrap();
-        let (mut journal, _) = Journal::open(dir.path()).unwrap();
-        let window = |end| {
-            let window = Window {
-                begin: Duration::ZERO,
-                end: Duration::from_secs(end),
-            };
-            Entry {
-                window: Some(window),
-                ..entry("a")
-            }
-        };
-        for pod in ["a", "b"] {
-            journal.write(entry(pod)).unwrap();
-        }
-        // A file is in the directory's place for a while.
-        let (there, away) = (dir.path(), dir.path().with_extension("away"));
-        fs::rename(there, &away).unwrap();
-        fs::write(there, "").unwrap();
-        journal.note(window(1));
-        journal.note(window(2));
-        journal.forget(&entry("b").key);
-        let known: Vec<_> = journal.entries().values().cloned().collect();
-        assert_eq!(known, [window(2)]);
-        journal.flush();
-        fs::remove_file(there).unwrap();
-        fs::rename(&away, there).unwrap();
-        journal.flush();
-        let next = |journal| {
-            drop::<Journal>(journal);
-            let (journal, _) = Journal::open(dir.path()).unwrap();
-            journal.entries().values().cloned().collect::<Vec<_>>()
-        };
-        assert_eq!(next(journal), [window(2)]);
-    }
-}
+mod tests;

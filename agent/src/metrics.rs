@@ -19,6 +19,9 @@ pub struct End {
     pub outcome: &'static str,
     /// What took it back: `Agent`, `Kernel`, `InjectorLease`, `Journal`, `Deadline`; or `None`.
     pub reclaimed_by: &'static str,
+    /// Why it ended before its time, as in the status: `ControlPlaneLost`, `LeaseExpired`, …; empty if
+    /// it did not.
+    pub reason: String,
 }
 
 /// What became of residue.
@@ -107,13 +110,18 @@ impl Metrics {
             .get_or_create(&End {
                 outcome,
                 reclaimed_by,
+                reason: ended.reason.clone(),
             })
             .inc();
     }
 
-    /// An audit has found something.
-    pub fn count_residue(&self, found: &[Residue]) {
-        for residue in found {
+    /// An audit has found something; what it had found before is counted no more.
+    pub fn count_residue(&self, found: &[Residue], before: &[Residue]) {
+        let is_known = |new: &Residue| {
+            let what = |r: &Residue| (r.kind, r.name.clone(), r.removed);
+            before.iter().any(|old| what(old) == what(new))
+        };
+        for residue in found.iter().filter(|residue| !is_known(residue)) {
             let removed = if residue.removed { "true" } else { "false" };
             self.residue.get_or_create(&Found { removed }).inc();
         }
@@ -122,28 +130,48 @@ impl Metrics {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use jiff::Timestamp;
     use prometheus_client::encoding::text::encode;
+    use windtunnel_crds::residue::ResidueKind;
 
     use super::*;
+    use crate::model::Counts;
 
     #[test]
     fn what_an_operator_of_the_fleet_looks_for_is_there_under_its_name() {
         let (metrics, registry) = Metrics::new();
-        for reclaimed_by in ["Agent", "InjectorLease"] {
-            let end = End {
-                outcome: "Interrupted",
-                reclaimed_by,
-            };
-            metrics.ended.get_or_create(&end).inc();
-        }
-        for removed in ["true", "false"] {
-            metrics.residue.get_or_create(&Found { removed }).inc();
-        }
+        metrics.count_end(&Ended {
+            outcome: TargetState::Interrupted,
+            reason: "LeaseExpired".to_owned(),
+            message: String::new(),
+            reclaimed_by: Some(ReclaimedBy::InjectorLease),
+            injected_at: None,
+            reverted_at: Timestamp::UNIX_EPOCH,
+            ended_at: Duration::ZERO,
+            counts: Counts::default(),
+            checked: None,
+            rechecked: None,
+            residue: Vec::new(),
+        });
+        let residue = |removed| Residue {
+            node: String::new(),
+            kind: ResidueKind::Table,
+            name: "windtunnel-x".to_owned(),
+            pod: String::new(),
+            removed,
+            message: String::new(),
+        };
+        // It is tried to be removed again and again, and is one thing all the same.
+        metrics.count_residue(&[residue(false)], &[]);
+        metrics.count_residue(&[residue(false)], &[residue(false)]);
+        metrics.count_residue(&[residue(true)], &[residue(false)]);
         let mut text = String::new();
         encode(&mut text, &registry).unwrap();
         for name in [
             "windtunnel_agent_injectors 0",
-            "windtunnel_agent_faults_ended_total{outcome=\"Interrupted\",reclaimed_by=\"InjectorLease\"} 1",
+            "windtunnel_agent_faults_ended_total{outcome=\"Interrupted\",reclaimed_by=\"InjectorLease\",reason=\"LeaseExpired\"} 1",
             "windtunnel_agent_revert_seconds_bucket{le=\"3.0\"} 0",
             "windtunnel_agent_heartbeats_missed_total 0",
             "windtunnel_agent_journal_replays_total 0",

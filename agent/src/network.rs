@@ -9,7 +9,10 @@ use windtunnel_crds::{
     names::hash,
     network::{self, Direction as Way, Spare},
     peers::{self, Protocol},
+    units::Percent,
 };
+
+mod correlation;
 
 use crate::{
     kernel::{
@@ -66,10 +69,7 @@ pub fn netem(impairment: &Impairment) -> Netem {
         bandwidth,
         reset: _,
     } = impairment;
-    let chance = |c: &network::Chance| Chance {
-        percent: c.percent.get(),
-        correlation: c.correlation.unwrap_or_default().get(),
-    };
+    let chance = |c: &network::Chance| as_chance(c.percent, c.correlation);
     Netem {
         limit: limit(delay.as_ref(), bandwidth.as_ref()),
         delay: delay.as_ref().map(as_delay).unwrap_or_default(),
@@ -152,9 +152,7 @@ fn as_loss(loss: &network::Loss) -> Loss {
 }
 
 /// The chain of two states that loses `percent` of all packets, and in which the fate of a packet
-/// has the asked correlation with that of the one before. netem's own correlation narrows the
-/// numbers that it compares with the percentage: of 20 % it would leave 10 % at a correlation of
-/// 25 %, 3 % at 50 % and none at 90 %.
+/// has the asked correlation with that of the one before: exactly, which netem's own is not.
 fn correlated(percent: f64, correlation: f64) -> Loss {
     // At 100 % no packet would ever differ from the first.
     let change = 100.0 - correlation.min(MAX_CORRELATION);
@@ -166,12 +164,18 @@ fn correlated(percent: f64, correlation: f64) -> Loss {
     }
 }
 
+fn as_chance(percent: Percent, correlation: Option<Percent>) -> Chance {
+    let correlation = correlation.unwrap_or_default().get();
+    let correlation = correlation.min(correlation::MOST);
+    Chance {
+        percent: correlation::threshold(percent.get(), correlation),
+        correlation,
+    }
+}
+
 fn as_reorder(reorder: &network::Reorder) -> Reorder {
     Reorder {
-        chance: Chance {
-            percent: reorder.percent.get(),
-            correlation: reorder.correlation.unwrap_or_default().get(),
-        },
+        chance: as_chance(reorder.percent, reorder.correlation),
         gap: reorder.gap.unwrap_or(1),
     }
 }

@@ -46,14 +46,14 @@ pub fn sweep(node: &mut Node, now: Now) {
         found.doubt(chain(&error));
     }
     let Found { residue, unread } = found;
-    node.metrics.count_residue(&residue);
+    let before = node.sweep.take().map(|s| s.residue).unwrap_or_default();
+    node.metrics.count_residue(&residue, &before);
     for residue in &residue {
         tracing::warn!(?residue, "found what no journal entry speaks of");
     }
     if let Some(unread) = &unread {
         tracing::warn!(unread, "the node could not be looked at as a whole");
     }
-    let before = node.sweep.take().map(|s| s.residue).unwrap_or_default();
     node.sweep = Some(Sweep {
         at: now.wall,
         swept_at: now.boot,

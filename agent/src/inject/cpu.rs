@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use nix::unistd::{SysconfVar, sysconf};
 use windtunnel_crds::stress::CpuFault;
 use windtunnel_runtime::chain;
 
@@ -44,9 +45,21 @@ pub(super) fn plan(fault: &CpuFault, found: &Container) -> Result<Act, Refusal> 
         reason = "a share of some thousand cores"
     )]
     let millicores = (base as f64 * load.get() / 100.0).round() as u64;
-    Ok(Act::Cpu {
-        millicores: millicores.max(1),
-    })
+    let millicores = millicores.max(1);
+    let all = cores_of_node()? * 1000;
+    if millicores > all {
+        let message =
+            format!("{millicores} thousandths of a core are to be burnt, and this node has {all}");
+        return Err(("NodeCpu", message));
+    }
+    Ok(Act::Cpu { millicores })
+}
+
+/// How many CPUs the node has.
+fn cores_of_node() -> Result<u64, Refusal> {
+    let found =
+        sysconf(SysconfVar::_NPROCESSORS_ONLN).map_err(|e| ("NodeUnreadable", chain(&e)))?;
+    Ok(found.and_then(|n| u64::try_from(n).ok()).unwrap_or(1))
 }
 
 /// A burner at work.
@@ -187,5 +200,9 @@ mod tests {
         assert_eq!(millicores(planned("max 100000", cores)), Ok(1000));
         let refused = planned("max 100000", json!({"load": 60})).unwrap_err();
         assert_eq!(refused.0, "NoCpuLimit");
+        let all = json!({"load": 100, "cores": cores_of_node().unwrap()});
+        assert!(planned(limited, all).is_ok());
+        let more = json!({"load": 100, "cores": cores_of_node().unwrap() + 1});
+        assert_eq!(planned(limited, more).unwrap_err().0, "NodeCpu");
     }
 }

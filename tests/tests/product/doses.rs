@@ -209,10 +209,11 @@ pub(crate) fn every_dose_is_seen(stage: &Stage) -> Result<()> {
             (13, "delay: {latency: 1s}\n    reorder: {percent: 25}"),
             (14, "loss: {percent: 20, correlation: 50}"),
             (15, "loss: {gilbertElliott: {goodToBad: 2, badToGood: 20}}"),
+            (16, "duplicate: {percent: 20, correlation: 50}"),
         ]),
     )?;
     run.wait("Injected", SOON)?;
-    let mut to: Vec<String> = PORTS[..5].iter().map(|port| at(&echo.v4, *port)).collect();
+    let mut to: Vec<String> = PORTS.iter().map(|port| at(&echo.v4, *port)).collect();
     to.push(at(&echo.v4, ECHO));
     let probes = Probes {
         every: Duration::from_millis(2),
@@ -222,7 +223,16 @@ pub(crate) fn every_dose_is_seen(stage: &Stage) -> Result<()> {
         let refused = stage.counter(&echo, "Udp InCsumErrors")?;
         let outcomes = space.calm_probes(&client, &probes)?;
         let refused = stage.counter(&echo, "Udp InCsumErrors")? - refused;
-        let [doubled, corrupt, overtaken, correlated, bursts, control] = &outcomes[..] else {
+        let [
+            doubled,
+            corrupt,
+            overtaken,
+            correlated,
+            bursts,
+            pairs,
+            control,
+        ] = &outcomes[..]
+        else {
             anyhow::bail!("{} outcomes", outcomes.len());
         };
         ensure!(
@@ -231,6 +241,9 @@ pub(crate) fn every_dose_is_seen(stage: &Stage) -> Result<()> {
         );
         let excuse = control.loss();
         share("duplicates", (doubled.duplicates, PACKETS), 0.2, excuse)?;
+        // Packets that share a fate count as one.
+        let shared = (pairs.duplicates / 3, PACKETS / 3);
+        share("correlated duplicates", shared, 0.2, excuse)?;
         corrupted(corrupt, refused, excuse)?;
         reordered(overtaken, excuse)?;
         burst(correlated, (0.2 * 0.5, 0.8 * 0.5), excuse).context("correlated loss")?;

@@ -22,12 +22,42 @@ pub(crate) const GENTLE: &[Test] = &[
         "deletion_ends_a_run_in_every_phase",
         deletion_ends_a_run_in_every_phase,
     ),
+    (
+        "what_a_long_delay_holds_back_holds_up_no_end",
+        what_a_long_delay_holds_back_holds_up_no_end,
+    ),
 ];
 
 pub(crate) const ROUGH: &[Test] = &[(
     "a_run_held_up_by_its_node_can_be_ended",
     a_run_held_up_by_its_node_can_be_ended,
 )];
+
+/// Packets wait for longer than the run lasts, up to its end: their queues go all the same, and
+/// nothing is in doubt.
+fn what_a_long_delay_holds_back_holds_up_no_end(stage: &Stage) -> Result<()> {
+    let scene = Scene::set(
+        stage,
+        "what_a_long_delay_holds_back_holds_up_no_end",
+        "node1",
+    )?;
+    let applied = Instant::now();
+    let spec = "
+duration: 8s
+faults:
+- name: slow
+  target: {selector: {matchLabels: {app: echo}}}
+  network: {delay: {latency: 60s}, direction: Both}
+";
+    let run = scene.space.run("run", spec)?;
+    run.wait("Injected", SOON)?;
+    scene.lamp.goes_out(applied, GONE)?;
+    ended(&run, "Completed", "WindowsClosed")?;
+    let status = run.status()?;
+    let held = status["faults"][0]["matchedPackets"].as_u64();
+    ensure!(held > Some(0), "status: {status}");
+    scene.is_as_before()
+}
 
 /// `spec.abort` at birth, before the window, with the fault in place and after the end.
 fn abort_ends_a_run_in_every_phase(stage: &Stage) -> Result<()> {

@@ -23,6 +23,10 @@ pub(crate) const ROUGH: &[Test] = &[
         a_short_outage_of_the_api_server_reverts_nothing,
     ),
     (
+        "a_long_outage_of_the_api_server_reverts_everything",
+        a_long_outage_of_the_api_server_reverts_everything,
+    ),
+    (
         "a_node_that_is_cut_off_reverts_its_faults",
         a_node_that_is_cut_off_reverts_its_faults,
     ),
@@ -99,25 +103,63 @@ fn a_paused_leader_is_replaced(stage: &Stage) -> Result<()> {
     scene.is_as_before()
 }
 
-/// For twenty seconds, longer than the operator's lease, the API server says nothing: everybody
-/// waits. It stands still rather than being started anew, so that the outage is not as long as a
+/// The API server is started anew, and then says nothing for twenty seconds, longer than the
+/// operator's lease: everybody waits. It stands still rather than being started anew, so that the outage is not as long as a
 /// loaded machine makes it.
 fn a_short_outage_of_the_api_server_reverts_nothing(stage: &Stage) -> Result<()> {
     let test = "a_short_outage_of_the_api_server_reverts_nothing";
     let scene = Scene::set(stage, test, "node1")?;
-    let (run, _) = scene.silenced("run", "40s")?;
+    let (run, _) = scene.silenced("run", "60s")?;
     let dark = Instant::now();
     let server = stage.cluster.component("apiserver");
+    let answers = || {
+        until("a status that can be read", SOON, || {
+            Ok(run.status().ok().map(drop))
+        })
+    };
+    server.act(Action::Kill)?;
+    server.act(Action::Start)?;
+    answers()?;
+    let moment = Instant::now();
     server.act(Action::Pause)?;
-    reach(dark + Duration::from_secs(20));
+    reach(moment + Duration::from_secs(20));
     server.act(Action::Resume)?;
-    until("a status that can be read", SOON, || {
-        Ok(run.status().ok().map(drop))
-    })?;
+    answers()?;
     ended(&run, "Completed", "WindowsClosed")?;
-    scene.lamp.was_out(dark, dark + Duration::from_secs(32))?;
+    scene.lamp.was_out(dark, dark + Duration::from_secs(52))?;
     stage.windtunnel.wait_for_operators()?;
     scene.is_as_before()
+}
+
+/// The API server says nothing for longer than the grace: all faults are taken back, and told when it
+/// speaks again.
+fn a_long_outage_of_the_api_server_reverts_everything(stage: &Stage) -> Result<()> {
+    let one = Scene::set(stage, "a_long_outage_reverts_one", "node1")?;
+    let other = Scene::set(stage, "a_long_outage_reverts_another", "node2")?;
+    let runs = [one.silenced("run", "150s")?, other.silenced("run", "150s")?];
+    let server = stage.cluster.component("apiserver");
+    let silent = Instant::now();
+    server.act(Action::Pause)?;
+    let seen = [&one, &other].map(|scene| scene.lamp.comes_back(silent, GRACE + SOON));
+    server.act(Action::Resume)?;
+    for lasted in seen {
+        let lasted = lasted?;
+        ensure!(
+            lasted < GRACE + GONE,
+            "a fault was there for {lasted:?} after the API server had fallen silent"
+        );
+    }
+    stage.windtunnel.wait_for_operators()?;
+    for (scene, (run, uid)) in [&one, &other].into_iter().zip(&runs) {
+        ended(run, "Failed", "WindowsClosed")?;
+        let target = traces::target(stage, uid, &scene.echo)?;
+        ensure!(
+            target["state"] == "Interrupted" && target["reason"] == "ControlPlaneLost",
+            "the agent says {target}"
+        );
+        scene.is_as_before()?;
+    }
+    Ok(())
 }
 
 /// A node is off the network for longer than the grace: its agent takes back what is in place, and

@@ -7,7 +7,7 @@ use windtunnel_tests::cluster::poll::until;
 use windtunnel_tests::cluster::success;
 use windtunnel_tests::product::{NAMESPACE, experiment};
 
-use super::scene::{SOON, silence};
+use super::scene::{SOON, Scene, silence};
 use super::stage::{Space, Stage, Test, Wanted, kubectl};
 use super::traces;
 
@@ -192,9 +192,9 @@ fn no_pod_of_another_namespace(stage: &Stage, pod: &super::stage::Pod) -> Result
     Ok(())
 }
 
-/// With a token of the agent of node2.
-fn an_agent_speaks_for_its_own_node(stage: &Stage) -> Result<()> {
-    let name = stage.windtunnel.agent_on("node2")?;
+/// Applies objects with a token of a node's agent, and nothing else; what was answered, good or bad.
+fn as_agent<'a>(stage: &'a Stage, node: &str) -> Result<impl Fn(&str) -> Result<String> + 'a> {
+    let name = stage.windtunnel.agent_on(node)?;
     let pods = stage.windtunnel.pods("agent")?;
     let pod = pods.iter().find(|p| p["metadata"]["name"] == name.as_str());
     let uid = pod
@@ -221,19 +221,19 @@ fn an_agent_speaks_for_its_own_node(stage: &Stage) -> Result<()> {
     )?;
     let view: Value = serde_json::from_str(&view)?;
     let cluster = &view["clusters"][0]["cluster"];
-    let server = cluster["server"].as_str().context("no server")?;
+    let server = cluster["server"].as_str().context("no server")?.to_owned();
     // Without the administrator's certificate: the token alone speaks.
-    let token = token.trim();
+    let token = token.trim().to_owned();
     // As the agent does it: it may not read what it patches.
-    let patch = |node: &str| -> Result<String> {
+    Ok(move |object: &str| {
         let mut command = stage.cluster.kubectl_command();
         command.args([
             "--kubeconfig=/dev/null",
             "--server",
-            server,
+            &server,
             "--insecure-skip-tls-verify",
             "--token",
-            token,
+            &token,
             "apply",
             "--server-side",
             "--force-conflicts",
@@ -241,22 +241,44 @@ fn an_agent_speaks_for_its_own_node(stage: &Stage) -> Result<()> {
             "--subresource=status",
             "--filename=-",
         ]);
-        let object = format!(
-            "{{apiVersion: windtunnel.dev/v1alpha1, kind: NodeAgent, metadata: {{name: {node}, namespace: {NAMESPACE}}}, status: {{summary: network}}}}"
-        );
         let output = stage
             .cluster
             .run_with_input(&mut command, object.as_bytes())?;
         Ok(success(&output).unwrap_or_else(|error| error.to_string()))
+    })
+}
+
+/// With a token of the agent of node2.
+fn an_agent_speaks_for_its_own_node(stage: &Stage) -> Result<()> {
+    let apply = as_agent(stage, "node2")?;
+    let status = |kind: &str, name: &str, status: &str| {
+        apply(&format!(
+            "{{apiVersion: windtunnel.dev/v1alpha1, kind: {kind}, metadata: {{name: {name}, namespace: {NAMESPACE}}}, status: {status}}}"
+        ))
     };
-    let own = patch("node2")?;
+    let own = status("NodeAgent", "node2", "{summary: network}")?;
     ensure!(own.contains("serverside-applied"), "its own node: {own}");
-    let other = patch("node1")?;
+    let other = status("NodeAgent", "node1", "{summary: network}")?;
     ensure!(
         other.contains("only the agent of node node1"),
         "another node: {other}"
     );
-    Ok(())
+    let scene = Scene::set(stage, "an_agent_speaks_for_its_own_node", "node1")?;
+    let (run, uid) = scene.silenced("run", "60s")?;
+    let injections = traces::injections(stage, &uid)?;
+    let name = injections[0]["metadata"]["name"].as_str();
+    let lie = status(
+        "NodeInjection",
+        name.context("no name")?,
+        "{phase: Recovered}",
+    )?;
+    ensure!(
+        lie.contains("only the agent of node node1"),
+        "an injection of another node: {lie}"
+    );
+    run.abort()?;
+    run.wait("Clean", SOON)?;
+    scene.is_as_before()
 }
 
 /// Who may create experiments, but not delete pods.
