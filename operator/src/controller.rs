@@ -25,7 +25,7 @@ use thiserror::Error;
 use tokio::{
     sync::{mpsc, watch},
     task::JoinSet,
-    time::{Instant, MissedTickBehavior, interval},
+    time::{Instant, MissedTickBehavior, interval, timeout},
 };
 use tokio_stream::wrappers::{UnboundedReceiverStream, WatchStream};
 use windtunnel_crds::{ChaosExperiment, NodeInjection, names::OPERATOR};
@@ -55,6 +55,8 @@ const SWEEP: Duration = Duration::from_secs(15);
 /// How long the reads of a pass may take together: the end of a run must not wait for an answer
 /// that is lost.
 const READS: Duration = Duration::from_secs(10);
+/// How long the end of the process waits until the lease is given back.
+const FAREWELL: Duration = Duration::from_secs(5);
 /// How many experiments are passed over at once.
 const CONCURRENCY: u16 = 16;
 
@@ -184,7 +186,8 @@ pub fn metrics() -> (Metrics, Registry) {
     Metrics::new()
 }
 
-/// Runs the operator until `shutdown`; the caller serves readiness and metrics.
+/// Runs the operator until `shutdown`, and gives the lease back then; the caller serves readiness
+/// and metrics.
 ///
 /// # Errors
 /// [`RunError`] where it cannot go on; the process must end then.
@@ -234,14 +237,22 @@ pub async fn run_with(
         let (namespace, me) = (&args.namespace, &args.identity);
         lease::compete(client, namespace, me, lead, shutdown.clone()).await;
     };
-    // Cancel-safe: whichever ends first ends the process.
-    tokio::select! {
-        () = lease => Ok(()),
-        ended = parts.join_next() => match ended {
-            Some(Ok(part)) if !shutdown.is_cancelled() => Err(RunError::Ended(part)),
-            Some(Err(_)) => Err(RunError::Ended("a part, by a panic,")),
-            _ => Ok(()),
-        },
+    let mut lease = std::pin::pin!(lease);
+    // Cancel-safe: the lease goes on being given back where a part ends first.
+    let ended = tokio::select! {
+        () = &mut lease => return Ok(()),
+        ended = parts.join_next() => ended,
+    };
+    match ended {
+        Some(Err(_)) => Err(RunError::Ended("a part, by a panic,")),
+        Some(Ok(part)) if !shutdown.is_cancelled() => Err(RunError::Ended(part)),
+        _ => {
+            // The other replica would wait for it to expire.
+            if timeout(FAREWELL, lease).await.is_err() {
+                tracing::warn!("ending before the lease was given back");
+            }
+            Ok(())
+        }
     }
 }
 
@@ -310,3 +321,7 @@ async fn sweep_loop(ctx: Arc<Ctx>, experiments: Store<ChaosExperiment>) -> &'sta
 #[cfg(test)]
 #[path = "pass_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "run_tests.rs"]
+mod run_tests;

@@ -64,9 +64,15 @@ async fn start(args: Args) -> Result<(), MainError> {
     let admin = serve(args.admin, admin, shutdown.clone());
     let client = client().await?;
     let operator = run_with(args, client, (readiness, metrics), shutdown);
-    // Cancel-safe: whichever ends first ends the process.
+    let mut operator = std::pin::pin!(operator);
+    // Cancel-safe: the operator goes on where the admin port ends first.
     tokio::select! {
-        result = operator => result.map_err(MainError::from),
-        result = admin => result.map_err(MainError::from),
+        result = &mut operator => result?,
+        // It ends well with the shutdown only, and then the operator has a lease to give back.
+        result = admin => {
+            result?;
+            operator.await?;
+        }
     }
+    Ok(())
 }

@@ -5,11 +5,13 @@ use std::{
     collections::BTreeMap,
     convert::Infallible,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use http::{Method, Request, Response, StatusCode};
 use kube::{Client, client::Body};
 use serde_json::{Value, json};
+use tokio::time::sleep;
 use tower::service_fn;
 
 /// When a refusal is made.
@@ -56,6 +58,7 @@ struct State {
     version: u64,
     writes: Vec<String>,
     refusal: Option<Refusal>,
+    delay: Duration,
 }
 
 /// The server; clones are the same one.
@@ -106,6 +109,11 @@ impl Server {
         self.lock().refusal = refusal.into();
     }
 
+    /// From now on every request takes so long.
+    pub(crate) fn slow(&self, delay: Duration) {
+        self.lock().delay = delay;
+    }
+
     async fn answer(&self, request: Request<Body>) -> Response<Body> {
         let (parts, body) = request.into_parts();
         let query = parts.uri.query().unwrap_or_default().to_owned();
@@ -114,6 +122,10 @@ impl Server {
         }
         let body = body.collect_bytes().await.unwrap();
         let body = serde_json::from_slice(&body).unwrap_or(Value::Null);
+        let delay = self.lock().delay;
+        if !delay.is_zero() {
+            sleep(delay).await;
+        }
         let answer = self
             .lock()
             .serve(&parts.method, parts.uri.path(), &query, body);
@@ -181,7 +193,10 @@ impl State {
                 self.remove(pod, &body["deleteOptions"])
             }
             "POST" => self.create(path, body),
-            "PUT" => self.replace_status(path.trim_end_matches("/status"), &body),
+            "PUT" => match path.strip_suffix("/status") {
+                Some(object) => self.replace_status(object, &body),
+                None => self.current(path, &body).map(|_| self.store(path, body)),
+            },
             "PATCH" => self.merge(path, &body),
             "DELETE" => self.remove(path, &body),
             other => panic!("{other} {path}"),
@@ -198,6 +213,9 @@ impl State {
             "nodeinjections",
             "services",
             "endpointslices",
+            "nodeagents",
+            "nodes",
+            "configmaps",
         ];
         if !kinds.iter().any(|kind| path.ends_with(kind)) {
             return Err((404, reason(404)));

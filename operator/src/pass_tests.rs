@@ -36,6 +36,15 @@ faults:
   podKill: {method: Evict}
 ";
 
+/// What a replica is started with.
+pub(super) fn args() -> Args {
+    let line = "operator run --namespace windtunnel --identity me";
+    let Command::Run(args) = Cli::parse_from(line.split(' ')).command else {
+        unreachable!("run was asked for")
+    };
+    args
+}
+
 /// One replica, the API server, and agents that do at once what they are told.
 struct Bench {
     server: Server,
@@ -54,20 +63,9 @@ impl Bench {
         let (triggers, triggered) = mpsc::unbounded_channel();
         let (lead, leadership) = watch::channel(Some(Instant::now() + Duration::from_hours(1)));
         let (reader, cache) = reflector::store();
-        let line = [
-            "operator",
-            "run",
-            "--namespace",
-            "windtunnel",
-            "--identity",
-            "me",
-        ];
-        let Command::Run(args) = Cli::parse_from(line).command else {
-            unreachable!("run was asked for")
-        };
         let (metrics, _) = Metrics::new();
-        let client = server.client();
-        let ctx = Ctx::new(&args, &client, (reader, leadership), triggers, metrics);
+        let (client, caches) = (server.client(), (reader, leadership));
+        let ctx = Ctx::new(&args(), &client, caches, triggers, metrics);
         let mut experiment = testing::experiment(SPEC);
         experiment.metadata.finalizers = Some(vec!["example.com/other".to_owned()]);
         server.put(EXPERIMENT, &experiment);
