@@ -21,6 +21,9 @@ use crate::{
 mod container_tests;
 mod draw;
 mod ending;
+mod fit;
+#[cfg(test)]
+mod fit_tests;
 mod guard;
 mod kill;
 #[cfg(test)]
@@ -67,7 +70,8 @@ pub struct Observed {
     pub containers: Option<BTreeMap<String, Vec<NodeContainer>>>,
     /// Resolved peers by fault; only for the faults of [`Needs::peers`].
     pub peers: BTreeMap<String, Result<PeerSet, PeerError>>,
-    /// Addresses of the cluster's DNS; where [`Needs::cluster_dns`] asks for them.
+    /// Addresses of the cluster's DNS, its Service's before its pods'; where [`Needs::cluster_dns`]
+    /// asks for them.
     pub cluster_dns: Vec<std::net::IpAddr>,
     /// The last try of this replica to remove a pod, by the pod's uid.
     pub attempts: BTreeMap<String, Attempt>,

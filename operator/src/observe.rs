@@ -1,6 +1,10 @@
 //! Reads what a decision needs, and nothing else.
 
-use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::Arc,
+};
 
 use jiff::Timestamp;
 use kube::{
@@ -248,7 +252,7 @@ async fn resolve_peers(
     Ok(peers::resolve(wanted, user.0, &directory))
 }
 
-/// The addresses of the cluster's DNS Service and of the pods behind it; none where there is no
+/// The addresses of the cluster's DNS Service, then of the pods behind it; none where there is no
 /// such Service.
 async fn cluster_dns(ctx: &Ctx) -> Result<Vec<IpAddr>, ObserveError> {
     let (namespace, name) = &ctx.cluster_dns;
@@ -264,15 +268,13 @@ async fn cluster_dns(ctx: &Ctx) -> Result<Vec<IpAddr>, ObserveError> {
         .list(&of_service)
         .await
         .map_err(reading("the endpoints of the cluster's DNS"))?;
-    let texts = service.into_iter().flat_map(|s| s.spec.cluster_ips).chain(
-        slices
-            .items
-            .into_iter()
-            .flat_map(|s| s.endpoints)
-            .flat_map(|e| e.addresses),
-    );
-    let mut addresses: Vec<IpAddr> = texts.filter_map(|text| text.parse().ok()).collect();
-    addresses.sort();
-    addresses.dedup();
-    Ok(addresses)
+    let ips = service.into_iter().flat_map(|s| s.spec.cluster_ips);
+    let endpoints = slices.items.into_iter().flat_map(|s| s.endpoints);
+    let parsed = |text: String| text.parse().ok();
+    let pods: BTreeSet<IpAddr> = endpoints
+        .flat_map(|e| e.addresses)
+        .filter_map(parsed)
+        .collect();
+    // What every pod asks comes first: there may be more of them than are taken.
+    Ok(ips.filter_map(parsed).chain(pods).collect())
 }

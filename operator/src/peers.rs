@@ -20,6 +20,10 @@ use crate::cluster::{EndpointSlice, Service, ServicePort};
 
 /// The most addresses and ranges that one fault may have.
 pub const MAX_ADDRESSES: usize = 4096;
+/// The most groups of addresses with ports of their own that one fault may have.
+pub const MAX_GROUPS: usize = 256;
+/// The most ports and ranges that one group may have.
+pub const MAX_PORTS: usize = 64;
 
 /// What the cluster holds that peers can refer to.
 #[derive(Clone, Debug, Default)]
@@ -51,6 +55,12 @@ pub enum PeerError {
     /// More addresses than a fault may have.
     #[error("the peers are {0} addresses and ranges, of {MAX_ADDRESSES} at most")]
     TooMany(usize),
+    /// More groups than a fault may have.
+    #[error("the peers have {0} different sets of ports, of {MAX_GROUPS} at most")]
+    TooManyGroups(usize),
+    /// More ports than a group may have.
+    #[error("a Service among the peers has {0} ports, of {MAX_PORTS} at most")]
+    TooManyPorts(usize),
     /// A named Service does not exist.
     #[error("there is no Service {name} in namespace {namespace}")]
     NoService {
@@ -64,7 +74,7 @@ pub enum PeerError {
 /// Resolves `peers` of an experiment in `namespace`.
 ///
 /// # Errors
-/// [`PeerError`] where a Service is missing or the addresses are too many.
+/// [`PeerError`] where a Service is missing, or the addresses, groups or ports are too many.
 pub fn resolve(
     peers: &Peers,
     namespace: &str,
@@ -124,7 +134,14 @@ pub fn resolve(
     if count > MAX_ADDRESSES {
         return Err(PeerError::TooMany(count));
     }
-    Ok(set)
+    if set.groups.len() > MAX_GROUPS {
+        return Err(PeerError::TooManyGroups(set.groups.len()));
+    }
+    let ports = set.groups.iter().map(|g| g.ports.len()).max();
+    match ports.filter(|ports| *ports > MAX_PORTS) {
+        Some(ports) => Err(PeerError::TooManyPorts(ports)),
+        None => Ok(set),
+    }
 }
 
 fn group(addresses: Option<BTreeSet<IpNet>>, ports: Vec<PortRange>) -> PeerGroup {
@@ -300,4 +317,56 @@ fn slice_ports(slice: &EndpointSlice) -> impl Iterator<Item = (String, PortRange
         };
         Some((port.name.clone().unwrap_or_default(), range))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// So many Services in front of one selected pod, each with so many ports.
+    fn directory(services: u16, ports: u16) -> Directory {
+        let ports: Vec<u16> = (1..=ports).collect();
+        let service = |n: u16| {
+            let ports: Vec<_> = ports.iter().map(|p| json!({"port": p})).collect();
+            json!({
+                "apiVersion": "v1", "kind": "Service",
+                "metadata": {"name": format!("s{n}"), "namespace": "shop"},
+                "spec": {"clusterIPs": [format!("10.0.{}.{}", n / 256, n % 256)], "ports": ports},
+            })
+        };
+        let slice = |n: u16| {
+            let ports: Vec<_> = ports.iter().map(|p| json!({"port": p})).collect();
+            json!({
+                "metadata": {"name": format!("s{n}"), "namespace": "shop",
+                    "labels": {"kubernetes.io/service-name": format!("s{n}")}},
+                "addressType": "IPv4", "ports": ports,
+                "endpoints": [{"addresses": ["192.0.2.1"]}],
+            })
+        };
+        let all = |make: &dyn Fn(u16) -> serde_json::Value| (0..services).map(make).collect();
+        Directory {
+            selected: ["192.0.2.1".parse().unwrap()].into(),
+            services: serde_json::from_value(all(&service)).unwrap(),
+            slices: serde_json::from_value(all(&slice)).unwrap(),
+            ..Directory::default()
+        }
+    }
+
+    #[test]
+    fn more_than_an_injection_takes_is_refused_here() {
+        let peers: Peers = serde_json::from_value(json!({
+            "podSelector": {"matchLabels": {"app": "x"}}, "ports": [{"port": 1, "endPort": 99}],
+        }))
+        .unwrap();
+        for (services, ports, error) in [
+            (255, 64, None),
+            (256, 1, Some(PeerError::TooManyGroups(257))),
+            (1, 65, Some(PeerError::TooManyPorts(65))),
+        ] {
+            let resolved = resolve(&peers, "shop", &directory(services, ports));
+            assert_eq!(resolved.err(), error, "{services} Services, {ports} ports");
+        }
+    }
 }

@@ -11,7 +11,8 @@ use windtunnel_crds::{
 };
 
 use super::{
-    Action, BOUNDS, Change, Decision, Observed, ending::Ending, guard, kill, notices, plan, rollup,
+    Action, BOUNDS, Change, Decision, Observed, ending::Ending, fit::fit, guard, kill, notices,
+    plan, rollup,
 };
 
 mod finished;
@@ -71,6 +72,7 @@ impl Pass<'_> {
         let old = self.observed.experiment.status.as_ref();
         if self.status != ChaosExperimentStatus::default() {
             self.observe_generation();
+            fit(&mut self.status);
         }
         if old != Some(&self.status) && self.status != ChaosExperimentStatus::default() {
             let notices = notices::of_change(old, &self.status);

@@ -18,6 +18,11 @@ use windtunnel_crds::{
 use super::{Observed, Policy};
 use crate::cluster::Candidate;
 
+/// The most addresses of the cluster's DNS that an injection takes.
+const CLUSTER_DNS: usize = 64;
+/// The most containers of a target that an injection takes.
+const CONTAINERS: usize = 64;
+
 /// The draws of the faults that agents carry out, by fault.
 pub(crate) type Draws = BTreeMap<String, Vec<DrawnPod>>;
 
@@ -116,7 +121,7 @@ fn target(observed: &Observed, fault: &Fault, pod: &DrawnPod) -> NodeTarget {
         let chosen = chosen(fault, seen);
         let all = seen.containers.iter();
         let wanted = all.filter(|c| chosen.is_empty() || chosen.contains(&c.name.as_str()));
-        wanted.cloned().collect()
+        wanted.take(CONTAINERS).cloned().collect()
     });
     NodeTarget {
         pod_name: pod.name.clone(),
@@ -173,6 +178,7 @@ pub(crate) fn injection(observed: &Observed, node: &str, faults: Vec<NodeFault>)
         ..
     } = &observed.policy;
     let (name, uid) = (experiment.name_any(), experiment.uid().unwrap_or_default());
+    let dns = observed.cluster_dns.iter().copied().take(CLUSTER_DNS);
     NodeInjection {
         metadata: ObjectMeta {
             name: Some(injection_name(&name, &uid, node)),
@@ -192,7 +198,7 @@ pub(crate) fn injection(observed: &Observed, node: &str, faults: Vec<NodeFault>)
             abort: false,
             dry_run: experiment.spec.dry_run,
             recheck_after: GoDuration::from(recheck_after.unsigned_abs()),
-            cluster_dns: observed.cluster_dns.iter().copied().map(Address).collect(),
+            cluster_dns: dns.map(Address).collect(),
             faults,
         },
         status: None,

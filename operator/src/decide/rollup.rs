@@ -23,8 +23,6 @@ pub(crate) const WITHDRAWN: &str = "Withdrawn";
 /// A node injection is gone before its agent has reported the end.
 const NOBODY_REPORTS: &str = "a node injection was deleted by somebody; its agent takes its faults back, and cannot report that";
 
-/// The longest message of a fault that the status takes, in bytes.
-const MESSAGE: usize = 4096;
 /// The longest name of a counter, and how many a fault may have.
 const COUNTER: usize = 32;
 const COUNTERS: usize = 16;
@@ -172,7 +170,7 @@ fn count(observed: &Observed, part: &Part<'_>, fault: &mut FaultStatus) {
     } else if fault.injected > 0 {
         measure(observed, part, fault);
     }
-    fault.message = clipped(message(part, fault));
+    fault.message = message(part, fault);
 }
 
 /// Packets matched so far: the injections' reports and the agents' heartbeats, whichever is newer
@@ -221,12 +219,6 @@ fn agents<'a>(observed: &'a Observed, fault: &FaultStatus) -> Vec<&'a Agent> {
     let nodes: BTreeSet<&str> = fault.draw.iter().map(|pod| pod.node.as_str()).collect();
     let found = nodes.iter().filter_map(|node| observed.fleet.get(*node));
     found.collect()
-}
-
-/// A message no longer than a status takes, whatever an agent has said.
-fn clipped(mut message: String) -> String {
-    message.truncate(message.floor_char_boundary(MESSAGE));
-    message
 }
 
 fn message(part: &Part<'_>, fault: &FaultStatus) -> String {

@@ -1,9 +1,11 @@
 //! Builders for tests of decisions.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::LazyLock};
 
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, MicroTime};
+use serde::Serialize;
+use serde_json::Value;
 use windtunnel_crds::{
     ChaosExperiment, ChaosExperimentStatus, NodeInjectionStatus,
     conditions::{ConditionType, condition},
@@ -14,7 +16,10 @@ use windtunnel_crds::{
 };
 
 use super::{Action, Agent, Change, Kill, Notice, Observed, PodPresence, Policy, decide, needs};
-use crate::{cluster::Candidate, peers::PeerSet};
+use crate::{
+    cluster::Candidate,
+    peers::{PeerError, PeerSet},
+};
 
 pub(crate) fn agent() -> Agent {
     Agent {
@@ -107,6 +112,8 @@ pub(crate) struct Sim {
     pub(crate) kills: Vec<Kill>,
     pub(crate) notices: Vec<Notice>,
     pub(crate) deleted: Vec<String>,
+    /// What peers are resolved to.
+    pub(crate) peers: Result<PeerSet, PeerError>,
     pods: Vec<Candidate>,
     gone: Vec<String>,
 }
@@ -118,6 +125,50 @@ pub(crate) fn experiment(spec: &str) -> ChaosExperiment {
     experiment.metadata.uid = Some("run-uid".to_owned());
     experiment.metadata.generation = Some(1);
     experiment
+}
+
+/// Nothing in it is longer than its schema allows: a part of the definition of this number.
+fn fits(definition: usize, part: &str, value: &impl Serialize) {
+    static SCHEMAS: LazyLock<Vec<Value>> = LazyLock::new(|| {
+        let crds = windtunnel_crds::definitions();
+        crds.iter()
+            .map(|crd| serde_json::to_value(&crd.spec.versions[0].schema).unwrap())
+            .collect()
+    });
+    let schema = &SCHEMAS[definition]["openAPIV3Schema"]["properties"][part];
+    is_within(schema, &serde_json::to_value(value).unwrap(), part);
+}
+
+fn is_within(schema: &Value, value: &Value, at: &str) {
+    let fits = |length: usize, name: &str| {
+        let bound = schema[name].as_u64().unwrap_or(u64::MAX);
+        assert!(
+            length as u64 <= bound,
+            "{at}: {length} is beyond {name} {bound}"
+        );
+    };
+    match value {
+        Value::String(text) => fits(text.chars().count(), "maxLength"),
+        Value::Array(items) => {
+            fits(items.len(), "maxItems");
+            for item in items {
+                is_within(&schema["items"], item, at);
+            }
+        }
+        Value::Object(fields) => {
+            fits(fields.len(), "maxProperties");
+            for (name, field) in fields {
+                let known = &schema["properties"][name];
+                let schema = if known.is_null() {
+                    &schema["additionalProperties"]
+                } else {
+                    known
+                };
+                is_within(schema, field, &format!("{at}.{name}"));
+            }
+        }
+        _ => {}
+    }
 }
 
 impl Sim {
@@ -160,6 +211,7 @@ impl Sim {
             kills: Vec::new(),
             notices: Vec::new(),
             deleted: Vec::new(),
+            peers: Ok(PeerSet::default()),
             pods,
             gone: Vec::new(),
         }
@@ -232,7 +284,7 @@ impl Sim {
         o.peers = needs
             .peers
             .into_iter()
-            .map(|f| (f, Ok(PeerSet::default())))
+            .map(|f| (f, self.peers.clone()))
             .collect();
         o.pods = needs.pods.then(|| {
             let killed = |p: &Candidate| self.kills.iter().any(|k| k.uid == p.uid);
@@ -270,6 +322,7 @@ impl Sim {
             }
             Action::RemoveFinalizer => experiment.metadata.finalizers = None,
             Action::WriteStatus(status) => {
+                fits(0, "status", &*status);
                 assert_ne!(
                     experiment.status.as_ref(),
                     Some(&*status),
@@ -296,6 +349,7 @@ impl Sim {
                     experiment.metadata.finalizers.is_some(),
                     "no node injection before the finalizer"
                 );
+                fits(1, "spec", &injection.spec);
                 injection.metadata.uid = Some(format!("{}-uid", injection.spec.node_name));
                 injection.metadata.generation = Some(1);
                 self.observed.injections.push(*injection);
@@ -313,6 +367,7 @@ impl Sim {
                     Change::Abort => injection.spec.abort = true,
                     Change::Faults(faults) => injection.spec.faults = faults,
                 }
+                fits(1, "spec", &injection.spec);
             }
             Action::Delete { name, .. } => {
                 self.observed
