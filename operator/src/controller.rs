@@ -126,13 +126,15 @@ async fn reconcile(cached: Arc<ChaosExperiment>, ctx: Arc<Ctx>) -> Result<Requeu
     }
     let experiment = ctx.recent.freshest(cached);
     let started = Instant::now();
-    let result = pass(&ctx, experiment.clone(), act::now()).await;
+    let now = act::now();
+    let result = pass(&ctx, experiment.clone(), now).await;
     ctx.metrics.passes.inc();
     ctx.metrics
         .pass_seconds
         .observe(started.elapsed().as_secs_f64());
     let trouble = result.as_ref().err().filter(|error| !error.is_stale());
-    ctx.recent.passed(&experiment, trouble.map(|e| chain(e)));
+    ctx.recent
+        .passed(&experiment, trouble.map(|e| chain(e)), now);
     Ok(result?.map_or_else(Requeue::await_change, |at| {
         Requeue::requeue(until(at, act::now()))
     }))
@@ -325,3 +327,7 @@ mod tests;
 #[cfg(test)]
 #[path = "run_tests.rs"]
 mod run_tests;
+
+#[cfg(test)]
+#[path = "select_tests.rs"]
+mod select_tests;

@@ -75,10 +75,32 @@ pub struct Observed {
     pub cluster_dns: Vec<std::net::IpAddr>,
     /// The last try of this replica to remove a pod, by the pod's uid.
     pub attempts: BTreeMap<String, Attempt>,
-    /// How this replica's last pass failed, if it did.
-    pub trouble: Option<String>,
+    /// How this pass's reads or else this replica's last pass failed, if they did.
+    pub trouble: Option<Trouble>,
     /// What the installation allows.
     pub policy: Policy,
+}
+
+/// How the passes of this replica fail.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trouble {
+    /// What went wrong last.
+    pub message: String,
+    /// Since when no pass went well.
+    pub since: Timestamp,
+    /// What this pass could not read of all that it needs.
+    pub unread: Option<Unread>,
+}
+
+/// Why something could not be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unread {
+    /// As it happens: the API server is busy, or does not answer.
+    Failed,
+    /// It is not allowed; it may be once rights have come into force.
+    Forbidden,
+    /// The API server cannot make sense of what it was asked.
+    Senseless,
 }
 
 /// A pod that still exists.

@@ -317,6 +317,7 @@ fn is_in(path: &str, collection: &str) -> bool {
 
 fn reason(code: u16) -> &'static str {
     match code {
+        400 => "BadRequest",
         403 => "Forbidden",
         404 => "NotFound",
         409 => "Conflict",

@@ -17,11 +17,12 @@ use tokio::time::{Instant, timeout};
 use windtunnel_crds::{
     ChaosExperiment, NodeInjection, fault::Fault, names::LABEL_EXPERIMENT_UID, status::Phase,
 };
+use windtunnel_runtime::chain;
 
 use crate::{
     cluster::{self, Candidate, EndpointSlice, Pod, Service},
     controller::Ctx,
-    decide::{Needs, Observed, PodPresence, is_undelivered, needs},
+    decide::{Needs, Observed, PodPresence, Trouble, Unread, is_undelivered, needs},
     directory::DirectoryError,
     peers::{self, PeerError, PeerSet},
 };
@@ -64,12 +65,39 @@ pub(crate) enum ObserveError {
     },
 }
 
+impl ObserveError {
+    /// Whether it is of any use to try again.
+    fn kind(&self) -> Unread {
+        let source = match self {
+            Self::Read { source, .. } => source,
+            Self::Selector { .. }
+            | Self::Peers {
+                source: DirectoryError::Selector(_),
+                ..
+            } => {
+                return Unread::Senseless;
+            }
+            Self::Silence(_) | Self::Namespace(_) | Self::Peers { .. } => return Unread::Failed,
+        };
+        match source {
+            kube::Error::Api(status) => match status.code {
+                408 | 409 | 410 | 429 => Unread::Failed,
+                401 | 403 => Unread::Forbidden,
+                400..500 => Unread::Senseless,
+                _ => Unread::Failed,
+            },
+            _ => Unread::Failed,
+        }
+    }
+}
+
 /// What was read, and what could not be read that the run can do without for now.
 type Reading = (Observed, Option<ObserveError>);
 
 /// Reads all that [`crate::decide::decide`] needs for this experiment.
 ///
-/// A run whose clock runs goes on without what cannot be read: its end must not wait for it.
+/// A run whose clock runs goes on without what cannot be read: its end must not wait for it. One
+/// that has not begun is told what it is.
 ///
 /// # Errors
 /// [`ObserveError`] where a read fails.
@@ -101,8 +129,19 @@ pub(crate) async fn observe(
     let read = timeout(ctx.patience, read(ctx, &needs, &mut observed)).await;
     match read.unwrap_or(Err(ObserveError::Silence("what the run needs"))) {
         Ok(()) => Ok((observed, None)),
-        Err(error) if phase == Some(Phase::Running) => Ok((observed, Some(error))),
-        Err(error) => Err(error),
+        Err(error) => match phase.unwrap_or_default() {
+            Phase::Running => Ok((observed, Some(error))),
+            Phase::Pending => {
+                let before = observed.trouble.as_ref();
+                observed.trouble = Some(Trouble {
+                    message: chain(&error),
+                    since: before.map_or(now, |before| before.since),
+                    unread: Some(error.kind()),
+                });
+                Ok((observed, Some(error)))
+            }
+            _ => Err(error),
+        },
     }
 }
 

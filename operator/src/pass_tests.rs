@@ -46,9 +46,9 @@ pub(super) fn args() -> Args {
 }
 
 /// One replica, the API server, and agents that do at once what they are told.
-struct Bench {
-    server: Server,
-    ctx: Ctx,
+pub(super) struct Bench {
+    pub(super) server: Server,
+    pub(super) ctx: Ctx,
     cache: Writer<NodeInjection>,
     lead: watch::Sender<Option<Instant>>,
     now: Timestamp,
@@ -58,7 +58,7 @@ struct Bench {
 }
 
 impl Bench {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let server = Server::default();
         let (triggers, triggered) = mpsc::unbounded_channel();
         let (lead, leadership) = watch::channel(Some(Instant::now() + Duration::from_hours(1)));
@@ -103,24 +103,24 @@ impl Bench {
         bench
     }
 
-    fn experiment(&self) -> ChaosExperiment {
+    pub(super) fn experiment(&self) -> ChaosExperiment {
         self.server.get(EXPERIMENT).unwrap()
     }
 
-    fn status(&self) -> ChaosExperimentStatus {
+    pub(super) fn status(&self) -> ChaosExperimentStatus {
         self.experiment().status.unwrap_or_default()
     }
 
-    fn phase(&self) -> Phase {
+    pub(super) fn phase(&self) -> Phase {
         self.status().phase.unwrap_or_default()
     }
 
-    fn injections(&self) -> Vec<(String, NodeInjection)> {
+    pub(super) fn injections(&self) -> Vec<(String, NodeInjection)> {
         self.server.below(INJECTIONS)
     }
 
     /// One pass, on caches that are as current as they are to be.
-    async fn pass(&mut self) -> Result<Option<Timestamp>, Error> {
+    pub(super) async fn pass(&mut self) -> Result<Option<Timestamp>, Error> {
         if self.follows {
             self.cache.apply_watcher_event(&watcher::Event::Init);
             for (_, injection) in self.injections() {
@@ -132,12 +132,12 @@ impl Bench {
         let experiment = self.ctx.recent.freshest(Arc::new(self.experiment()));
         let result = pass(&self.ctx, experiment.clone(), self.now).await;
         let trouble = result.as_ref().err().map(|error| chain(error));
-        self.ctx.recent.passed(&experiment, trouble);
+        self.ctx.recent.passed(&experiment, trouble, self.now);
         result
     }
 
     /// Passes, and agents that answer, until nothing is written any more.
-    async fn settle(&mut self) -> Vec<String> {
+    pub(super) async fn settle(&mut self) -> Vec<String> {
         let mut all = Vec::new();
         for _ in 0..30 {
             let result = self.pass().await;
@@ -152,7 +152,7 @@ impl Bench {
     }
 
     /// Agents report that they have done what they were told; whether there was anything new.
-    fn agents(&self) -> bool {
+    pub(super) fn agents(&self) -> bool {
         let mut has_changed = false;
         for (path, mut injection) in self.injections() {
             let status = Some(report(&injection, self.now));
@@ -165,7 +165,7 @@ impl Bench {
         has_changed
     }
 
-    fn advance(&mut self, seconds: i64) {
+    pub(super) fn advance(&mut self, seconds: i64) {
         self.now += SignedDuration::from_secs(seconds);
     }
 }
@@ -220,7 +220,7 @@ fn report(injection: &NodeInjection, now: Timestamp) -> NodeInjectionStatus {
 }
 
 /// Plays the run from its creation to its end; the writes of it.
-async fn play(bench: &mut Bench) -> Vec<String> {
+pub(super) async fn play(bench: &mut Bench) -> Vec<String> {
     let mut writes = bench.settle().await;
     for seconds in [3, 5, 6, 60, 1] {
         bench.advance(seconds);
@@ -229,7 +229,7 @@ async fn play(bench: &mut Bench) -> Vec<String> {
     writes
 }
 
-fn conditions(status: &ChaosExperimentStatus) -> Vec<(&str, &str)> {
+pub(super) fn conditions(status: &ChaosExperimentStatus) -> Vec<(&str, &str)> {
     let types = [
         ConditionType::Prepared,
         ConditionType::Injected,
@@ -246,7 +246,7 @@ fn conditions(status: &ChaosExperimentStatus) -> Vec<(&str, &str)> {
 }
 
 /// How every run here ends.
-fn is_as_it_should_be(bench: &Bench, told: &str) {
+pub(super) fn is_as_it_should_be(bench: &Bench, told: &str) {
     let status = bench.status();
     assert_eq!(status.phase, Some(Phase::Completed), "{told}: {status:#?}");
     let expected = [

@@ -6,10 +6,11 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use jiff::Timestamp;
 use kube::ResourceExt as _;
 use windtunnel_crds::ChaosExperiment;
 
-use crate::decide::Attempt;
+use crate::decide::{Attempt, Trouble};
 
 /// By the experiment's uid.
 #[derive(Debug, Default)]
@@ -19,7 +20,7 @@ pub(crate) struct Recent(Mutex<HashMap<String, Doings>>);
 struct Doings {
     written: Option<Written>,
     attempts: BTreeMap<String, Attempt>,
-    trouble: Option<String>,
+    trouble: Option<Trouble>,
 }
 
 /// What was last written, with the version that it replaced.
@@ -71,14 +72,25 @@ impl Recent {
         doings.attempts.insert(pod, attempt);
     }
 
-    /// How the last pass failed; `None`: it did not.
-    pub(crate) fn passed(&self, experiment: &ChaosExperiment, trouble: Option<String>) {
+    /// How a pass has failed that was made at this time; `None`: it has not.
+    pub(crate) fn passed(
+        &self,
+        experiment: &ChaosExperiment,
+        failure: Option<String>,
+        now: Timestamp,
+    ) {
         let mut recent = self.lock();
-        match (recent.get_mut(&uid(experiment)), trouble) {
-            (Some(doings), trouble) => doings.trouble = trouble,
+        match (recent.get_mut(&uid(experiment)), failure) {
+            (Some(doings), None) => doings.trouble = None,
             (None, None) => {}
-            (None, trouble) => {
-                recent.entry(uid(experiment)).or_default().trouble = trouble;
+            (_, Some(message)) => {
+                let doings = recent.entry(uid(experiment)).or_default();
+                let since = doings.trouble.as_ref().map_or(now, |before| before.since);
+                doings.trouble = Some(Trouble {
+                    message,
+                    since,
+                    unread: None,
+                });
             }
         }
     }
@@ -87,7 +99,7 @@ impl Recent {
     pub(crate) fn doings(
         &self,
         experiment: &ChaosExperiment,
-    ) -> (BTreeMap<String, Attempt>, Option<String>) {
+    ) -> (BTreeMap<String, Attempt>, Option<Trouble>) {
         let recent = self.lock();
         let doings = recent.get(&uid(experiment));
         doings
@@ -134,10 +146,26 @@ mod tests {
     }
 
     #[test]
+    fn trouble_lasts_from_the_first_pass_that_failed() {
+        let recent = Recent::default();
+        let at_second = |second| Timestamp::from_second(second).unwrap();
+        let pass = |failure: Option<&str>, second| {
+            recent.passed(&at("1"), failure.map(str::to_owned), at_second(second));
+            let trouble = recent.doings(&at("1")).1;
+            trouble.map(|t| (t.message, t.since.as_second()))
+        };
+        assert_eq!(pass(None, 1), None);
+        assert_eq!(pass(Some("a"), 2), Some(("a".to_owned(), 2)));
+        assert_eq!(pass(Some("b"), 3), Some(("b".to_owned(), 2)));
+        assert_eq!(pass(None, 4), None);
+        assert_eq!(pass(Some("c"), 5), Some(("c".to_owned(), 5)));
+    }
+
+    #[test]
     fn what_is_gone_is_forgotten() {
         let recent = Recent::default();
-        recent.passed(&at("1"), Some("no".to_owned()));
-        assert_eq!(recent.doings(&at("1")).1, Some("no".to_owned()));
+        recent.passed(&at("1"), Some("no".to_owned()), Timestamp::UNIX_EPOCH);
+        assert!(recent.doings(&at("1")).1.is_some());
         recent.retain(|uid| uid == "run-uid");
         assert_eq!(recent.lock().len(), 1);
         recent.retain(|_| false);

@@ -22,6 +22,8 @@ pub(crate) enum Ending {
     NotAllowed,
     /// The selector does not yield the targets that were asked for.
     TargetsMissing,
+    /// The API server does not list the targets.
+    SelectionRefused,
     /// A target is on a node that takes no faults.
     NodeUnavailable,
     /// The peers cannot be resolved.
@@ -35,7 +37,7 @@ pub(crate) enum Ending {
 }
 
 /// All endings with the word that stands for them in a condition's reason.
-const REASONS: [(Ending, &str); 13] = [
+const REASONS: [(Ending, &str); 14] = [
     (Ending::WindowsClosed, "WindowsClosed"),
     (Ending::DeadlineReached, "DeadlineReached"),
     (Ending::DryRun, "DryRun"),
@@ -44,6 +46,7 @@ const REASONS: [(Ending, &str); 13] = [
     (Ending::EmergencyStop, "EmergencyStop"),
     (Ending::NotAllowed, "NotAllowed"),
     (Ending::TargetsMissing, "TargetsMissing"),
+    (Ending::SelectionRefused, "SelectionRefused"),
     (Ending::NodeUnavailable, "NodeUnavailable"),
     (Ending::PeersUnusable, "PeersUnusable"),
     (Ending::PrepareRefused, "PrepareRefused"),

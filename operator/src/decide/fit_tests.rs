@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use windtunnel_crds::injection::{InjectionPhase as I, NodeContainer, TargetState as T};
 
 use super::{
-    Attempt,
+    Attempt, Trouble,
     testing::{DELAY, KILL_HALF, LOAD, Sim, pods, seconds},
 };
 use crate::peers::PeerSet;
@@ -62,7 +62,7 @@ proptest! {
         let mut sim = Sim::new(&spec(), crowded(containers));
         sim.peers = Ok(PeerSet { notes: vec![words.clone(); notes], ..PeerSet::default() });
         sim.observed.cluster_dns = (0..dns).map(|n| [192, 0, 2, n].into()).collect();
-        sim.observed.trouble = Some(words.clone());
+        sim.observed.trouble = Some(Trouble { message: words.clone(), since: sim.now, unread: None });
         sim.settle();
         let written = sim.fault("slow").notes;
         prop_assert_eq!(written.len(), notes.min(64));

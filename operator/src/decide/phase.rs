@@ -11,8 +11,8 @@ use windtunnel_crds::{
 };
 
 use super::{
-    Action, BOUNDS, Change, Decision, Observed, ending::Ending, fit::fit, guard, kill, notices,
-    plan, rollup,
+    Action, BOUNDS, Change, Decision, Observed, Trouble, Unread, ending::Ending, fit::fit, guard,
+    kill, notices, plan, rollup,
 };
 
 mod finished;
@@ -51,6 +51,9 @@ pub(crate) fn decide(observed: &Observed, now: Timestamp) -> Decision {
 /// How long after the grace of the control plane a deletion may take whatever fails: a silent node
 /// is given up by then, and what else there is to write has been tried again and again.
 const AT_LAST: SignedDuration = SignedDuration::from_secs(2 * BOUNDS.as_secs());
+
+/// How long a run that cannot begin is tried in silence, and one that may not.
+const PATIENCE: SignedDuration = SignedDuration::from_secs(10);
 
 /// Whether the run is to end before its time, and why.
 pub(crate) fn stopped_early(experiment: &ChaosExperiment, stop: bool) -> Option<Ending> {
@@ -111,6 +114,13 @@ impl Pass<'_> {
         {
             return self.end_untouched(refusal.ending, &refusal.message);
         }
+        if let Some(trouble) = &self.observed.trouble {
+            self.cannot_begin(trouble);
+            // The pass is repeated soon.
+            if trouble.unread.is_some() {
+                return;
+            }
+        }
         if !self.has_finalizer() {
             self.actions.push(Action::AddFinalizer);
             return;
@@ -118,6 +128,25 @@ impl Pass<'_> {
         match self.select() {
             Ok(draws) => self.ask_nodes(&draws),
             Err(refusal) => self.end_untouched(refusal.ending, &refusal.message),
+        }
+    }
+
+    /// Ends the run where it is of no use to try again; else says what it waits for, if it does so for
+    /// long.
+    fn cannot_begin(&mut self, trouble: &Trouble) {
+        let message = format!("cannot select the targets: {}", trouble.message);
+        let is_lasting = self.now >= trouble.since + PATIENCE;
+        match trouble.unread {
+            Some(Unread::Senseless) => self.end_untouched(Ending::SelectionRefused, &message),
+            Some(Unread::Forbidden) if is_lasting => {
+                self.end_untouched(Ending::SelectionRefused, &message);
+            }
+            _ if is_lasting => {
+                self.status.phase = Some(Phase::Pending);
+                self.set(ConditionType::Prepared, Is::False, "NotSelected", &message);
+                self.status.message = message;
+            }
+            _ => {}
         }
     }
 

@@ -7,7 +7,7 @@ use windtunnel_crds::{
 };
 
 use super::{
-    Action, Attempt, Change, Needs, decide, needs,
+    Action, Attempt, Change, Needs, Trouble, Unread, decide, needs,
     testing::{DELAY, KILL_HALF, Sim, is, pods, seconds},
 };
 
@@ -19,6 +19,55 @@ fn delay() -> String {
 /// The spec's faults in place on two pods of two nodes.
 fn running(spec: &str) -> Sim {
     Sim::in_place(spec, pods(2))
+}
+
+/// Passes fail from now on.
+fn trouble(sim: &Sim, message: &str, unread: Option<Unread>) -> Trouble {
+    Trouble {
+        message: message.to_owned(),
+        since: sim.now,
+        unread,
+    }
+}
+
+#[test]
+fn targets_that_cannot_be_listed_end_the_run_or_are_told() {
+    let pending = (Phase::Pending, is("False", "NotSelected"));
+    let failed = (Phase::Failed, is("False", "SelectionRefused"));
+    let silent = (Phase::Pending, is("", ""));
+    for (unread, at_once, later) in [
+        (Unread::Failed, &silent, &pending),
+        (Unread::Forbidden, &silent, &failed),
+        (Unread::Senseless, &failed, &failed),
+    ] {
+        let mut sim = Sim::new(DELAY, pods(2));
+        sim.pass();
+        sim.observed.trouble = Some(trouble(&sim, "no: 'a b'", Some(unread)));
+        for (wait, expected) in [(0, at_once), (9, at_once), (1, later), (60, later)] {
+            sim.advance(seconds(wait));
+            sim.settle();
+            let found = (sim.phase(), sim.condition(C::Prepared));
+            assert_eq!(&found, expected, "{unread:?}");
+        }
+        let message = sim.status().message;
+        assert_eq!(message, "cannot select the targets: no: 'a b'");
+        assert!(sim.observed.injections.is_empty());
+        // It comes to an end, and the run goes on as if there had been none.
+        sim.observed.trouble = None;
+        sim.settle();
+        let goes_on = unread == Unread::Failed;
+        assert_eq!(sim.phase() == Phase::Preparing, goes_on, "{unread:?}");
+    }
+}
+
+#[test]
+fn a_finalizer_that_cannot_be_put_on_is_told() {
+    let mut sim = Sim::new(DELAY, pods(2));
+    sim.observed.trouble = Some(trouble(&sim, "cannot add the finalizer", None));
+    sim.advance(seconds(10));
+    let actions = decide(&sim.observed, sim.now).actions;
+    assert!(matches!(actions[0], Action::WriteStatus(_)), "{actions:?}");
+    assert_eq!(actions[1], Action::AddFinalizer);
 }
 
 #[test]
@@ -96,7 +145,7 @@ fn a_node_injection_that_cannot_be_made_fails_the_run_in_time_and_says_why() {
     let mut sim = Sim::new(&delay(), pods(2));
     sim.settle();
     sim.observed.injections.clear();
-    sim.observed.trouble = Some("cannot create a node injection: no".to_owned());
+    sim.observed.trouble = Some(trouble(&sim, "cannot create a node injection: no", None));
     assert!(
         !needs(&sim.observed.experiment, &[], false, sim.now)
             .candidates

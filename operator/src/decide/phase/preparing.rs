@@ -202,7 +202,7 @@ impl Pass<'_> {
     /// With how the last pass failed, if it did.
     fn with_trouble(&self, message: &str) -> String {
         match &self.observed.trouble {
-            Some(trouble) => format!("{message} ({trouble})"),
+            Some(trouble) => format!("{message} ({})", trouble.message),
             None => message.to_owned(),
         }
     }
