@@ -58,7 +58,7 @@ use crate::{
     )
 )]
 #[serde(rename_all = "camelCase")]
-#[x_kube(validation = fits_the_run())]
+#[x_kube(validation = fits_the_run(), validation = begins_within_the_run())]
 #[x_kube(validation = unchanged("duration"), validation = unchanged_if_any("seed"))]
 #[x_kube(validation = unchanged("dryRun"), validation = unchanged_if_any("ttlSecondsAfterFinished"))]
 pub struct ChaosExperimentSpec {
@@ -100,25 +100,43 @@ pub struct ChaosExperimentSpec {
 
 /// The window of every fault must end within the run.
 fn fits_the_run() -> Rule {
-    let is_duration = |field: &str| format!("{field}.matches(r'{DURATION_PATTERN}')");
-    let part = |field: &str| {
-        format!(
-            "(has(f.{field}) && {} ? duration(f.{field}) : duration('0s'))",
-            is_duration(&format!("f.{field}"))
-        )
-    };
-    let late = format!(
-        "{} + {} > duration(self.duration)",
-        part("startAfter"),
-        part("duration")
-    );
+    let end = format!("{} + {}", part("startAfter"), part("duration"));
+    no_fault(
+        &format!("{end} > duration(self.duration)"),
+        "the window of fault",
+        "ends after the run: startAfter + duration must not exceed",
+    )
+}
+
+/// No fault may begin when everything ends: it could only fail.
+fn begins_within_the_run() -> Rule {
+    no_fault(
+        &format!("{} >= duration(self.duration)", part("startAfter")),
+        "fault",
+        "begins when the run is over: startAfter must be less than",
+    )
+}
+
+fn is_duration(field: &str) -> String {
+    format!("{field}.matches(r'{DURATION_PATTERN}')")
+}
+
+/// A duration of a fault, none where it is not set, or is none.
+fn part(field: &str) -> String {
+    format!(
+        "(has(f.{field}) && {} ? duration(f.{field}) : duration('0s'))",
+        is_duration(&format!("f.{field}"))
+    )
+}
+
+/// No fault may be `late`; what is said of the first that is.
+fn no_fault(late: &str, subject: &str, said: &str) -> Rule {
     Rule::new(format!(
         "!{} || !self.faults.exists(f, {late})",
         is_duration("self.duration")
     ))
     .message(Message::Expression(format!(
-        "'the window of fault \"' + self.faults.map(f, {late}, f.name)[0] + '\" ends after the run: \
-         startAfter + duration must not exceed spec.duration (' + self.duration + ')'"
+        "'{subject} \"' + self.faults.map(f, {late}, f.name)[0] + '\" {said} spec.duration (' + self.duration + ')'"
     )))
     .field_path(".faults")
 }
