@@ -32,6 +32,8 @@ mod needs;
 mod notices;
 mod phase;
 mod plan;
+#[cfg(test)]
+mod residue_tests;
 mod rollup;
 #[cfg(test)]
 pub(crate) mod testing;

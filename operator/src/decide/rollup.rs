@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use windtunnel_crds::{
     ChaosExperimentStatus, NodeInjection,
     conditions::{ConditionStatus as Is, ConditionType, condition, set_condition},
     fault::{Fault, Kind},
-    injection::{TargetState, TargetStatus},
+    injection::{Audit, TargetState, TargetStatus},
     status::{Cleanup, DrawnPod, FaultPhase, FaultStatus, Summary},
 };
 
@@ -361,36 +362,19 @@ pub(crate) fn cleanup(observed: &Observed, status: &mut ChaosExperimentStatus, n
     if injections.is_empty() && !is_withdrawn {
         return;
     }
-    let audits = || {
-        injections
-            .iter()
-            .map(|i| i.status.as_ref().and_then(|s| s.audit.as_ref()))
-    };
-    let latest = |pick: fn(
-        &windtunnel_crds::injection::Audit,
-    ) -> Option<
-        &k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime,
-    >| {
-        let times: Option<Vec<_>> = audits().map(|a| a.and_then(pick).cloned()).collect();
-        times.and_then(|t| t.into_iter().max_by_key(|t| t.0))
-    };
-    let mut residue: Vec<_> = injections.iter().flat_map(residue_of).collect();
-    residue.sort();
-    let found = Cleanup {
-        checked_at: latest(|a| a.checked_at.as_ref()),
-        rechecked_at: latest(|a| a.rechecked_at.as_ref()),
-        residue,
-    };
+    let found = found(injections, status.cleanup.as_ref());
+    let is_checked = found.checked_at.is_some();
     let verdict = match clean(&found) {
         verdict if verdict.0 == Is::False && verdict.1 == RESIDUE => verdict,
         _ if is_withdrawn => (Is::Unknown, WITHDRAWN, NOBODY_REPORTS.to_owned()),
         verdict => verdict,
     };
-    if is_doubted && found.checked_at.is_none() {
-        return;
-    }
-    if found.checked_at.is_some() {
+    // What was found is written down before the others are checked: its injection may go first.
+    if is_checked || !found.residue.is_empty() {
         status.cleanup = Some(found);
+    }
+    if is_doubted && !is_checked {
+        return;
     }
     set_condition(
         &mut status.conditions,
@@ -399,6 +383,27 @@ pub(crate) fn cleanup(observed: &Observed, status: &mut ChaosExperimentStatus, n
         observed.experiment.metadata.generation,
         now,
     );
+}
+
+/// What the injections say, and what was said before by those that are gone.
+fn found(injections: &[NodeInjection], before: Option<&Cleanup>) -> Cleanup {
+    let latest = |pick: fn(&Audit) -> Option<&MicroTime>| {
+        let audits = injections
+            .iter()
+            .map(|i| i.status.as_ref().and_then(|s| s.audit.as_ref()));
+        let times: Option<Vec<_>> = audits.map(|a| a.and_then(pick).cloned()).collect();
+        times.and_then(|t| t.into_iter().max_by_key(|t| t.0))
+    };
+    let is_gone = |node: &str| !injections.iter().any(|i| i.spec.node_name == node);
+    let before = before.iter().flat_map(|before| &before.residue);
+    let gone = before.filter(|residue| is_gone(&residue.node)).cloned();
+    let mut residue: Vec<_> = injections.iter().flat_map(residue_of).chain(gone).collect();
+    residue.sort();
+    Cleanup {
+        checked_at: latest(|a| a.checked_at.as_ref()),
+        rechecked_at: latest(|a| a.rechecked_at.as_ref()),
+        residue,
+    }
 }
 
 fn residue_of(injection: &NodeInjection) -> Vec<windtunnel_crds::residue::Residue> {

@@ -337,40 +337,6 @@ fn refusals_at_select_touch_nothing_and_say_why() {
 }
 
 #[test]
-fn residue_is_told_until_it_is_gone() {
-    use windtunnel_crds::residue::{Residue, ResidueKind};
-    let mut sim = running();
-    sim.advance(seconds(60));
-    sim.all(I::Recovered, T::Recovered);
-    let residue = Residue {
-        node: String::new(),
-        kind: ResidueKind::Link,
-        name: "wt0".to_owned(),
-        pod: "shop/p0".to_owned(),
-        removed: false,
-        message: "busy".to_owned(),
-    };
-    let audit = |sim: &mut Sim, removed| {
-        let status = sim.observed.injections[0].status.as_mut().unwrap();
-        status.audit.as_mut().unwrap().residue = vec![Residue {
-            removed,
-            ..residue.clone()
-        }];
-        sim.settle();
-    };
-    audit(&mut sim, false);
-    assert_eq!(sim.condition(C::Clean), is("False", "Residue"));
-    assert_eq!(sim.status().cleanup.unwrap().residue[0].node, "node1");
-    audit(&mut sim, true);
-    assert_eq!(sim.condition(C::Clean), is("True", "Checked"));
-    assert_eq!(
-        sim.status().cleanup.unwrap().residue.len(),
-        1,
-        "what was found stays told"
-    );
-}
-
-#[test]
 fn a_finished_run_is_deleted_when_its_time_is_over() {
     let mut sim = Sim::new(
         &format!("{KILL_HALF}ttlSecondsAfterFinished: 60\n"),

@@ -1,0 +1,93 @@
+//! What nodes find after the end, and who still says so.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use windtunnel_crds::{
+    conditions::ConditionType as C,
+    injection::{InjectionPhase as I, TargetState as T},
+    residue::{Residue, ResidueKind},
+};
+
+use super::testing::{DELAY, Sim, is, pods, seconds};
+
+/// A delay on two pods of two nodes, in place.
+fn running() -> Sim {
+    Sim::in_place(DELAY, pods(2))
+}
+
+/// The first node finds a link, and can remove it or not.
+fn audit(sim: &mut Sim, removed: bool) {
+    let residue = Residue {
+        node: String::new(),
+        kind: ResidueKind::Link,
+        name: "wt0".to_owned(),
+        pod: "shop/p0".to_owned(),
+        removed,
+        message: "busy".to_owned(),
+    };
+    let status = sim.observed.injections[0].status.as_mut().unwrap();
+    status.audit.as_mut().unwrap().residue = vec![residue];
+    sim.settle();
+}
+
+/// A node has checked its targets again.
+fn recheck(sim: &mut Sim, index: usize) {
+    let status = sim.observed.injections[index].status.as_mut().unwrap();
+    let audit = status.audit.as_mut().unwrap();
+    audit.rechecked_at = Some(MicroTime(sim.now));
+    sim.settle();
+}
+
+#[test]
+fn residue_outlives_the_injection_that_told_it() {
+    for removed in [false, true] {
+        let mut sim = running();
+        sim.advance(seconds(60));
+        sim.all(I::Recovered, T::Recovered);
+        audit(&mut sim, removed);
+        sim.advance(seconds(600));
+        for left in [1, 0] {
+            recheck(&mut sim, 0);
+            assert_eq!(sim.observed.injections.len(), left);
+            let cleanup = sim.status().cleanup.unwrap();
+            assert_eq!(cleanup.residue.len(), 1, "removed: {removed}, {left} left");
+            assert_eq!(cleanup.residue[0].node, "node1");
+            let clean = match (removed, left) {
+                (false, _) => is("False", "Residue"),
+                (true, 1) => is("True", "Checked"),
+                (true, _) => is("True", "Rechecked"),
+            };
+            assert_eq!(
+                sim.condition(C::Clean),
+                clean,
+                "removed: {removed}, {left} left"
+            );
+        }
+    }
+}
+
+#[test]
+fn residue_is_told_before_every_node_was_checked() {
+    let mut sim = running();
+    sim.advance(seconds(60));
+    sim.report("node1", I::Recovered, T::Recovered);
+    audit(&mut sim, false);
+    assert_eq!(sim.condition(C::Clean), is("False", "Residue"));
+    assert_eq!(sim.status().cleanup.unwrap().residue.len(), 1);
+}
+
+#[test]
+fn residue_is_told_until_it_is_gone() {
+    let mut sim = running();
+    sim.advance(seconds(60));
+    sim.all(I::Recovered, T::Recovered);
+    audit(&mut sim, false);
+    assert_eq!(sim.condition(C::Clean), is("False", "Residue"));
+    assert_eq!(sim.status().cleanup.unwrap().residue[0].node, "node1");
+    audit(&mut sim, true);
+    assert_eq!(sim.condition(C::Clean), is("True", "Checked"));
+    assert_eq!(
+        sim.status().cleanup.unwrap().residue.len(),
+        1,
+        "what was found stays told"
+    );
+}
