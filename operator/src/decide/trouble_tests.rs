@@ -10,6 +10,7 @@ use super::{
     Action, Attempt, Change, Needs, Trouble, Unread, decide, needs,
     testing::{DELAY, KILL_HALF, Sim, is, pods, seconds},
 };
+use crate::peers::{PeerError, PeerSet};
 
 /// A delay that lasts longer than any bound here.
 fn delay() -> String {
@@ -182,6 +183,32 @@ fn the_deadline_waits_for_no_read() {
     assert!(decision.actions.is_empty(), "{decision:?}");
     sim.advance(seconds(600));
     assert_eq!(needed(&sim), Needs::default());
+}
+
+#[test]
+fn peers_that_cannot_be_found_any_more_stay_and_it_is_told() {
+    let peers = "{latency: 100ms}, peers: {services: [{name: db}]}";
+    let spec = delay().replace("{latency: 100ms}", peers);
+    let mut sim = running(&spec);
+    let before = sim.observed.injections.clone();
+    let missing = PeerError::NoService {
+        namespace: "shop".to_owned(),
+        name: "db".to_owned(),
+    };
+    for (error, said) in [
+        (missing, "there is no Service db in namespace shop"),
+        (PeerError::TooMany(5000), "the peers are 5000 addresses"),
+    ] {
+        sim.peers = Err(error);
+        sim.settle();
+        let notes = sim.fault("slow").notes;
+        assert!(notes[0].contains(said), "{notes:?}");
+        assert!(notes[0].contains("stay in force"), "{notes:?}");
+        assert_eq!(sim.observed.injections, before);
+    }
+    sim.peers = Ok(PeerSet::default());
+    sim.settle();
+    assert!(sim.fault("slow").notes.is_empty());
 }
 
 #[test]

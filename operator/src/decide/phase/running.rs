@@ -92,11 +92,13 @@ impl Pass<'_> {
     /// Brings the nodes' peers and containers up to date; agents apply each change as one batch.
     pub(super) fn refresh_nodes(&mut self) {
         for fault in plan::node_faults(&self.observed.experiment) {
-            let Some(Ok(peers)) = self.observed.peers.get(&fault.name) else {
-                continue;
+            let notes = match self.observed.peers.get(&fault.name) {
+                None => continue,
+                Some(Ok(peers)) => peers.notes.clone(),
+                Some(Err(error)) => vec![format!("{error}: those found before stay in force")],
             };
             if let Some(status) = self.status.faults.iter_mut().find(|f| f.name == fault.name) {
-                status.notes.clone_from(&peers.notes);
+                status.notes = notes;
             }
         }
         let mut actions = Vec::new();
