@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use windtunnel_crds::{
     ChaosExperiment,
     fault::{Fault, KillMethod, PodKill},
-    status::{FaultPhase, FaultStatus},
+    status::{DrawnPod, FaultPhase, FaultStatus},
 };
 
 use super::{Observed, PodPresence, draw::Draw, guard, plan};
@@ -49,11 +49,11 @@ pub(crate) fn is_due(experiment: &ChaosExperiment, fault: &Fault, now: Timestamp
     start.is_some_and(|start| now >= plan::at(start.0, fault.start_after.unwrap_or_default()))
 }
 
-/// Moves a podKill fault on; returns the pods to remove now.
+/// Moves a podKill fault on; returns the pods to remove now. `others`: what the run has drawn so far.
 pub(crate) fn proceed(
     observed: &Observed,
     (fault, kill): (&Fault, &PodKill),
-    status: &mut FaultStatus,
+    (status, others): (&mut FaultStatus, &[DrawnPod]),
     now: Timestamp,
 ) -> Vec<Kill> {
     let experiment = &observed.experiment;
@@ -62,7 +62,7 @@ pub(crate) fn proceed(
     {
         return Vec::new();
     }
-    if status.drawn_at.is_none() && !draw(observed, fault, status, now) {
+    if status.drawn_at.is_none() && !draw(observed, fault, (status, others), now) {
         return Vec::new();
     }
     let Some(pods) = &observed.pods else {
@@ -105,7 +105,12 @@ pub(crate) fn proceed(
 }
 
 /// Draws the pods; false where there are none to draw.
-fn draw(observed: &Observed, fault: &Fault, status: &mut FaultStatus, now: Timestamp) -> bool {
+fn draw(
+    observed: &Observed,
+    fault: &Fault,
+    (status, others): (&mut FaultStatus, &[DrawnPod]),
+    now: Timestamp,
+) -> bool {
     let Some(candidates) = observed.candidates.get(&fault.name) else {
         return false;
     };
@@ -116,9 +121,10 @@ fn draw(observed: &Observed, fault: &Fault, status: &mut FaultStatus, now: Times
         candidates,
         fleet: None,
     };
-    let drawn = draw
-        .draw(&[])
-        .and_then(|drawn| guard::reach(&observed.policy, drawn.iter()).map(|()| drawn));
+    let drawn = draw.draw(&[]).and_then(|drawn| {
+        guard::reach(&observed.policy, drawn.iter().chain(others))?;
+        Ok(drawn)
+    });
     match drawn {
         Ok(drawn) => {
             status.desired = u32::try_from(drawn.len()).unwrap_or(u32::MAX);

@@ -5,7 +5,7 @@ use windtunnel_crds::{
     status::{FaultPhase, Phase},
 };
 
-use super::testing::{KILL_HALF, Sim, is, pods, seconds};
+use super::testing::{KILL_HALF, Sim, candidate, is, pods, seconds};
 
 #[test]
 fn a_kill_is_drawn_when_due_written_down_first_and_ends_when_all_are_gone() {
@@ -73,4 +73,32 @@ fn pods_that_do_not_go_fail_the_kill_at_the_deadline() {
         "{}",
         sim.fault("half").message
     );
+}
+
+#[test]
+fn kills_of_one_run_together_keep_to_the_cap() {
+    let spec = KILL_HALF.replace("percent: 50", "count: 2");
+    let again = spec.split_once("faults:\n").unwrap().1;
+    let again = again.replace("half", "more").replace("10s", "20s");
+    for (most, phase) in [(3, FaultPhase::Failed), (4, FaultPhase::Active)] {
+        let mut sim = Sim::new(&format!("{spec}{again}"), pods(2));
+        sim.observed.policy.max_targets = most;
+        sim.settle();
+        sim.advance(seconds(10));
+        sim.settle();
+        for pod in sim.fault("half").draw {
+            sim.remove_pod(&pod.name);
+        }
+        for name in ["p2", "p3"] {
+            sim.add_pod(candidate(name, "node1"));
+        }
+        sim.advance(seconds(10));
+        sim.settle();
+        assert_eq!(sim.fault("half").phase, FaultPhase::Ended);
+        let more = sim.fault("more");
+        assert_eq!(more.phase, phase, "{}", more.message);
+        assert_eq!(sim.kills.len(), if most == 4 { 4 } else { 2 });
+        let refused = more.message.contains("would hit 4 pods, of 3");
+        assert_eq!(refused, most == 3, "{}", more.message);
+    }
 }

@@ -256,6 +256,11 @@ impl Sim {
         injections.retain(|i| i.spec.node_name != node);
     }
 
+    /// A pod has come up.
+    pub(crate) fn add_pod(&mut self, pod: Candidate) {
+        self.pods.push(pod);
+    }
+
     /// A pod is gone from the API.
     pub(crate) fn remove_pod(&mut self, name: &str) {
         self.gone.push(name.to_owned());

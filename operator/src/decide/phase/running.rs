@@ -7,7 +7,7 @@ use windtunnel_crds::{
     fault::{Fault, Kind},
     injection::EMERGENCY_STOP,
     injection::{NodeContainer, NodeFault},
-    status::FaultPhase,
+    status::{DrawnPod, FaultPhase},
 };
 
 use super::{Pass, early_message, patch, stopped_early, trouble};
@@ -72,10 +72,12 @@ impl Pass<'_> {
             let Some(Kind::PodKill(settings)) = fault.kind() else {
                 continue;
             };
+            let others: Vec<DrawnPod> = self.drawn().cloned().collect();
             let Some(status) = self.status.faults.iter_mut().find(|f| f.name == fault.name) else {
                 continue;
             };
-            let kills = kill::proceed(self.observed, (fault, settings), status, self.now);
+            let progress = (&mut *status, others.as_slice());
+            let kills = kill::proceed(self.observed, (fault, settings), progress, self.now);
             let is_active = status.phase == FaultPhase::Active;
             let look = if kills.is_empty() {
                 kill::AGAIN
