@@ -10,7 +10,6 @@ use std::{
 };
 
 use futures::{Stream, StreamExt as _, stream};
-use hickory_resolver::TokioResolver;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::{
     Api, Client, Resource, ResourceExt as _,
@@ -33,6 +32,7 @@ use windtunnel_runtime::watching;
 
 use crate::{
     cluster::{self, Candidate, EndpointSlice, Pod, Service},
+    hosts::Hosts,
     peers::Directory,
 };
 
@@ -40,13 +40,6 @@ use crate::{
 const DEBOUNCE: Duration = Duration::from_secs(1);
 /// How long the first listing of a namespace may take.
 const FIRST_LIST: Duration = Duration::from_secs(10);
-/// How long the addresses of a host name are good for: less than the minute after which they are
-/// asked for again, so that no turn is missed by a moment.
-const HOST_TTL: Duration = Duration::from_secs(55);
-/// How long it is taken for true that a host has no address.
-const NO_HOST_TTL: Duration = Duration::from_secs(4);
-/// How long a name server may take.
-const RESOLVE: Duration = Duration::from_secs(3);
 
 /// Why a namespace cannot be read.
 #[derive(Debug, Error)]
@@ -80,15 +73,12 @@ where
     store.wait_until_ready().await.is_ok()
 }
 
-type Resolved = (Instant, Result<Vec<IpAddr>, String>);
-
 /// The watched namespaces, and the host names' addresses.
 pub(crate) struct Directories {
     client: Client,
     triggers: UnboundedSender<ObjectRef<ChaosExperiment>>,
     namespaces: Mutex<HashMap<String, Arc<Namespace>>>,
-    resolver: Option<TokioResolver>,
-    hosts: Mutex<BTreeMap<String, Resolved>>,
+    pub(crate) hosts: Hosts,
 }
 
 impl Directories {
@@ -98,17 +88,11 @@ impl Directories {
         client: Client,
         triggers: UnboundedSender<ObjectRef<ChaosExperiment>>,
     ) -> Self {
-        let resolver =
-            TokioResolver::builder_tokio().and_then(hickory_resolver::ResolverBuilder::build);
-        if let Err(error) = &resolver {
-            tracing::warn!(%error, "no name server is known; peers given as hosts will have no address");
-        }
         Self {
             client,
+            hosts: Hosts::new(triggers.clone()),
             triggers,
             namespaces: Mutex::default(),
-            resolver: resolver.ok(),
-            hosts: Mutex::default(),
         }
     }
 
@@ -147,14 +131,12 @@ impl Directories {
                 directory.selected = select(&namespace.pods, selector)?;
             }
         }
-        // All at once: those that nobody answers for take their time together.
-        let hosts = peers.hosts.iter().map(async |host| {
-            let addresses = self.resolve(&host.0).await;
-            (host.0.clone(), addresses)
-        });
         directory
             .hosts
-            .extend(futures::future::join_all(hosts).await);
+            .extend(peers.hosts.iter().filter_map(|host| {
+                let answer = self.hosts.look_up(&host.0, experiment)?;
+                Some((host.0.clone(), answer))
+            }));
         Ok(directory)
     }
 
@@ -248,35 +230,9 @@ impl Directories {
             }
         })
     }
-
-    /// The addresses of a host, at most [`HOST_TTL`] old; that there are none, [`NO_HOST_TTL`].
-    async fn resolve(&self, host: &str) -> Result<Vec<IpAddr>, String> {
-        if let Some((asked, answer)) = lock(&self.hosts).get(host)
-            && asked.elapsed()
-                < if answer.is_ok() {
-                    HOST_TTL
-                } else {
-                    NO_HOST_TTL
-                }
-        {
-            return answer.clone();
-        }
-        let answer = match &self.resolver {
-            None => Err("no name server is known".to_owned()),
-            Some(resolver) => match timeout(RESOLVE, resolver.lookup_ip(host)).await {
-                Ok(Ok(found)) => Ok(found.iter().collect()),
-                Ok(Err(error)) => Err(error.to_string()),
-                Err(_) => Err("no answer from the name server".to_owned()),
-            },
-        };
-        let mut hosts = lock(&self.hosts);
-        hosts.retain(|_, (asked, _)| asked.elapsed() < HOST_TTL * 2);
-        hosts.insert(host.to_owned(), (Instant::now(), answer.clone()));
-        answer
-    }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Every change is one statement: a panic leaves the value whole.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

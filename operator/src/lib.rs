@@ -11,6 +11,7 @@ pub mod decide;
 mod directory;
 mod error;
 mod fleet;
+mod hosts;
 mod lease;
 mod metrics;
 #[cfg(test)]

@@ -203,7 +203,6 @@ async fn read(ctx: &Ctx, needs: &Needs, observed: &mut Observed) -> Result<(), O
     if needs.cluster_dns {
         observed.cluster_dns = cluster_dns(ctx).await?;
     }
-    // Last, as it takes the longest: names of hosts are asked of servers that may be anybody's.
     for fault in faults(&needs.peers) {
         if let Some(peers) = kept(resolve_peers(ctx, user, &fault).await, &mut failure) {
             observed.peers.insert(fault.name, peers);

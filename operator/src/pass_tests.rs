@@ -21,7 +21,8 @@ use crate::{
     mock::{LOST, Refusal, Server, When},
 };
 
-const EXPERIMENT: &str = "/apis/windtunnel.dev/v1alpha1/namespaces/shop/chaosexperiments/run";
+pub(super) const EXPERIMENT: &str =
+    "/apis/windtunnel.dev/v1alpha1/namespaces/shop/chaosexperiments/run";
 const INJECTIONS: &str = "/apis/windtunnel.dev/v1alpha1/namespaces/windtunnel/nodeinjections";
 const PODS: &str = "/api/v1/namespaces/shop/pods";
 const SPEC: &str = "
@@ -51,7 +52,7 @@ pub(super) struct Bench {
     pub(super) ctx: Ctx,
     cache: Writer<NodeInjection>,
     lead: watch::Sender<Option<Instant>>,
-    now: Timestamp,
+    pub(super) now: Timestamp,
     /// The cache of node injections is kept current.
     follows: bool,
     _triggered: mpsc::UnboundedReceiver<ObjectRef<ChaosExperiment>>,
@@ -95,7 +96,7 @@ impl Bench {
     }
 
     /// So many seconds into the run.
-    async fn after(seconds: i64) -> Self {
+    pub(super) async fn after(seconds: i64) -> Self {
         let mut bench = Self::new();
         bench.settle().await;
         bench.advance(seconds);

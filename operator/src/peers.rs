@@ -34,7 +34,7 @@ pub struct Directory {
     pub services: Vec<Service>,
     /// The endpoint slices of those Services.
     pub slices: Vec<EndpointSlice>,
-    /// Addresses of the hosts, or why there are none.
+    /// Addresses of the hosts, or why there are none; without those that nobody has answered for yet.
     pub hosts: BTreeMap<String, Result<Vec<IpAddr>, String>>,
 }
 
@@ -47,6 +47,8 @@ pub struct PeerSet {
     pub notes: Vec<String>,
     /// A host has no address: it is asked for again soon.
     pub is_partial: bool,
+    /// The hosts that nobody has answered for yet: without them the set is not to be used.
+    pub awaited: Vec<String>,
 }
 
 /// Why peers cannot be used.
@@ -100,8 +102,7 @@ pub fn resolve(
             }
             None => {
                 set.is_partial = true;
-                set.notes
-                    .push(format!("host {} is not resolved yet", host.0));
+                set.awaited.push(host.0.clone());
             }
         }
     }

@@ -125,6 +125,9 @@ impl Pass<'_> {
             self.actions.push(Action::AddFinalizer);
             return;
         }
+        if let Some(host) = self.awaited() {
+            return self.wait_for(&host);
+        }
         match self.select() {
             Ok(draws) => self.ask_nodes(&draws),
             Err(refusal) => self.end_untouched(refusal.ending, &refusal.message),

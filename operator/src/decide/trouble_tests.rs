@@ -2,7 +2,7 @@
 
 use windtunnel_crds::{
     conditions::ConditionType as C,
-    injection::{InjectionPhase as I, TargetState as T},
+    injection::{AddressRange, InjectionPhase as I, PeerGroup, TargetState as T},
     status::{FaultPhase, Phase},
 };
 
@@ -209,6 +209,45 @@ fn peers_that_cannot_be_found_any_more_stay_and_it_is_told() {
     sim.peers = Ok(PeerSet::default());
     sim.settle();
     assert!(sim.fault("slow").notes.is_empty());
+}
+
+#[test]
+fn hosts_that_nobody_answered_for_yet_are_waited_for_and_take_nothing_away() {
+    let spec = delay().replace(
+        "{latency: 100ms}",
+        "{latency: 100ms}, peers: {hosts: [db.example.com]}",
+    );
+    let awaited = PeerSet {
+        is_partial: true,
+        awaited: vec!["db.example.com".to_owned()],
+        ..PeerSet::default()
+    };
+    let known = PeerSet {
+        groups: vec![PeerGroup {
+            addresses: Some(vec![AddressRange("192.0.2.1/32".parse().unwrap())]),
+            ports: Vec::new(),
+        }],
+        notes: vec!["a note".to_owned()],
+        ..PeerSet::default()
+    };
+    let mut sim = Sim::new(&spec, pods(2));
+    sim.peers = Ok(awaited.clone());
+    sim.settle();
+    assert_eq!(sim.phase(), Phase::Pending);
+    let message = sim.status().message;
+    assert_eq!(message, "waiting for the addresses of host db.example.com");
+    sim.peers = Ok(known);
+    sim.settle();
+    assert_eq!(sim.phase(), Phase::Preparing);
+    sim.all(I::Prepared, T::Prepared);
+    sim.advance(seconds(1));
+    sim.all(I::Running, T::Injected);
+    // Another replica leads, which has not asked yet.
+    let before = sim.observed.injections.clone();
+    sim.peers = Ok(awaited);
+    sim.settle();
+    assert_eq!(sim.observed.injections, before);
+    assert_eq!(sim.fault("slow").notes, ["a note"]);
 }
 
 #[test]

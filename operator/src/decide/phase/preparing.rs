@@ -25,6 +25,9 @@ use crate::{
 /// The longest that a start on many nodes is put into the future.
 const MAX_LEAD: SignedDuration = SignedDuration::from_secs(2);
 
+/// How soon a host's addresses are looked for again, if nothing is heard before.
+const LOOK: SignedDuration = SignedDuration::from_secs(1);
+
 /// Refuses a pod that has not every container that the fault is for.
 fn has_containers(
     fault: &Fault,
@@ -166,6 +169,9 @@ impl Pass<'_> {
         }
         let is_late = needs::preparing_is_over(&self.observed.experiment, self.now);
         if !is_late && !self.observed.candidates.is_empty() {
+            if let Some(host) = self.awaited() {
+                return self.wait_for(&host);
+            }
             // A target is gone or was never asked for: draw anew, keeping the others.
             match self.select() {
                 Ok(draws) if draws.values().all(Vec::is_empty) => {
@@ -192,6 +198,19 @@ impl Pass<'_> {
         self.status.message = self.checking();
         let asked = self.status.prepare_time.as_ref().map_or(self.now, |t| t.0);
         self.wake(asked + PREPARE);
+    }
+
+    /// A host among the peers that nobody has answered for yet.
+    pub(super) fn awaited(&self) -> Option<String> {
+        let peers = self.observed.peers.values().flatten();
+        peers.flat_map(|peers| &peers.awaited).next().cloned()
+    }
+
+    /// Says that it waits for a host's addresses. The pass is repeated when they come.
+    pub(super) fn wait_for(&mut self, host: &str) {
+        self.status.phase.get_or_insert(Phase::Pending);
+        self.status.message = format!("waiting for the addresses of host {host}");
+        self.wake(self.now + LOOK);
     }
 
     /// What is going on while the nodes prepare.

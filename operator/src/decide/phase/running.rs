@@ -96,6 +96,7 @@ impl Pass<'_> {
         for fault in plan::node_faults(&self.observed.experiment) {
             let notes = match self.observed.peers.get(&fault.name) {
                 None => continue,
+                Some(Ok(peers)) if !peers.awaited.is_empty() => continue,
                 Some(Ok(peers)) => peers.notes.clone(),
                 Some(Err(error)) => vec![format!("{error}: those found before stay in force")],
             };
@@ -152,7 +153,8 @@ fn has_hosts(fault: &Fault) -> bool {
 /// A node's fault with the peers that are to be met, and the containers that are there, now.
 fn refresh(observed: &Observed, fault: &mut NodeFault) {
     match (&mut fault.network, observed.peers.get(&fault.name)) {
-        (Some(network), Some(Ok(peers))) => {
+        // A new leader does not know yet what the old one did.
+        (Some(network), Some(Ok(peers))) if peers.awaited.is_empty() => {
             if let Some(groups) = &mut network.peers {
                 groups.clone_from(&peers.groups);
             }

@@ -1,0 +1,275 @@
+//! Addresses of host names, whose name servers may be anybody's: asked for in the background, one
+//! question a name and a bounded number at once. A pass reads what is known, and waits for nobody.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use futures::{FutureExt as _, future::BoxFuture};
+use hickory_resolver::{ResolverBuilder, TokioResolver};
+use kube::runtime::reflector::ObjectRef;
+use tokio::{
+    sync::Semaphore,
+    task::JoinSet,
+    time::{Instant, timeout},
+};
+
+use crate::{directory::lock, watches::Triggers};
+
+/// How many questions are under way at once.
+const AT_ONCE: usize = 16;
+
+/// The addresses of a host, or why there are none.
+pub(crate) type Answer = Result<Vec<IpAddr>, String>;
+/// Asks a name server.
+type Ask = Box<dyn Fn(String) -> BoxFuture<'static, Answer> + Send + Sync>;
+
+/// How long what is good, or waited for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Times {
+    /// The addresses of a host are good: less than the minute after which they are asked for again,
+    /// so that no turn is missed by a moment.
+    pub(crate) good: Duration,
+    /// It is taken for true that a host has no address.
+    pub(crate) none: Duration,
+    /// A name server may take.
+    pub(crate) answer: Duration,
+    /// Who needs a name may wait for the first answer, its turn to be asked for included: as long as
+    /// nodes may take to prepare.
+    pub(crate) first: Duration,
+}
+
+impl Default for Times {
+    fn default() -> Self {
+        Self {
+            good: Duration::from_secs(55),
+            none: Duration::from_secs(4),
+            answer: Duration::from_secs(3),
+            first: Duration::from_secs(30),
+        }
+    }
+}
+
+/// What is known of a host.
+#[derive(Debug, Default)]
+struct Known {
+    answer: Option<(Instant, Answer)>,
+    /// Since when a question is under way, if one is.
+    asked: Option<Instant>,
+    /// The experiments to look at when the answer changes, by namespace and name.
+    users: BTreeSet<(String, String)>,
+}
+
+/// What is known of all hosts.
+pub(crate) struct Hosts {
+    ask: Ask,
+    times: Times,
+    triggers: Triggers,
+    known: Arc<Mutex<BTreeMap<String, Known>>>,
+    turns: Arc<Semaphore>,
+    questions: Mutex<JoinSet<()>>,
+}
+
+impl Hosts {
+    /// Asks the name servers of this machine. Experiments to look at again are sent to `triggers`.
+    pub(crate) fn new(triggers: Triggers) -> Self {
+        let resolver = TokioResolver::builder_tokio().and_then(ResolverBuilder::build);
+        if let Err(error) = &resolver {
+            tracing::warn!(%error, "no name server is known; peers given as hosts will have no address");
+        }
+        let resolver = resolver.ok();
+        let ask = move |host| resolve(resolver.clone(), host).boxed();
+        Self::asking(Box::new(ask), Times::default(), triggers)
+    }
+
+    /// Asks by `ask`.
+    pub(crate) fn asking(ask: Ask, times: Times, triggers: Triggers) -> Self {
+        Self {
+            ask,
+            times,
+            triggers,
+            known: Arc::default(),
+            turns: Arc::new(Semaphore::new(AT_ONCE)),
+            questions: Mutex::default(),
+        }
+    }
+
+    /// The last answer about a host; `None`: there is none yet. What is not good any more is asked
+    /// for; the experiment is looked at again if the answer is another.
+    pub(crate) fn look_up(&self, host: &str, user: (&str, &str)) -> Option<Answer> {
+        let now = Instant::now();
+        let mut known = lock(&self.known);
+        let is_of_use = |answer: &Option<(Instant, Answer)>| {
+            let at = answer.as_ref().map(|(at, _)| *at);
+            at.is_some_and(|at| now < at + self.times.good * 2)
+        };
+        known.retain(|_, k| k.asked.is_some() || is_of_use(&k.answer));
+        let entry = known.entry(host.to_owned()).or_default();
+        entry.users.insert((user.0.to_owned(), user.1.to_owned()));
+        let is_good = entry.answer.as_ref().is_some_and(|(at, answer)| {
+            let none = self.times.none;
+            now < *at + answer.as_ref().map_or(none, |_| self.times.good)
+        });
+        if !is_good && entry.asked.is_none() {
+            entry.asked = Some(now);
+            self.question(host);
+        }
+        match (&entry.answer, entry.asked) {
+            (Some((_, answer)), _) => Some(answer.clone()),
+            (None, Some(asked)) if now >= asked + self.times.first => {
+                Some(Err("it is not resolved yet".to_owned()))
+            }
+            (None, _) => None,
+        }
+    }
+
+    /// Has a host asked for.
+    fn question(&self, host: &str) {
+        let (host, answer) = (host.to_owned(), (self.ask)(host.to_owned()));
+        let (known, turns) = (self.known.clone(), self.turns.clone());
+        let (patience, triggers) = (self.times.answer, self.triggers.clone());
+        let mut questions = lock(&self.questions);
+        while questions.try_join_next().is_some() {}
+        questions.spawn(async move {
+            // Nobody closes it.
+            let turn = turns.acquire().await;
+            let answer = timeout(patience, answer).await;
+            drop(turn);
+            let silent = |_| Err("no answer from the name server".to_owned());
+            for (namespace, name) in note(&known, &host, answer.unwrap_or_else(silent)) {
+                // The receiver lives as long as the controller; without it there is nobody to tell.
+                let _ = triggers.send(ObjectRef::new(&name).within(&namespace));
+            }
+        });
+    }
+}
+
+/// Notes an answer; who is to be told, if it is another than before.
+fn note(
+    known: &Mutex<BTreeMap<String, Known>>,
+    host: &str,
+    answer: Answer,
+) -> BTreeSet<(String, String)> {
+    let answer = answer.map(|mut addresses| {
+        // Servers turn them around.
+        addresses.sort();
+        addresses.dedup();
+        addresses
+    });
+    let mut known = lock(known);
+    let entry = known.entry(host.to_owned()).or_default();
+    let is_news = entry.answer.as_ref().is_none_or(|(_, old)| *old != answer);
+    entry.asked = None;
+    entry.answer = Some((Instant::now(), answer));
+    let users = std::mem::take(&mut entry.users);
+    if is_news { users } else { BTreeSet::new() }
+}
+
+async fn resolve(resolver: Option<TokioResolver>, host: String) -> Answer {
+    let resolver = resolver.ok_or("no name server is known")?;
+    let found = resolver.lookup_ip(host).await;
+    found
+        .map(|found| found.iter().collect())
+        .map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tokio::{
+        sync::mpsc,
+        time::{sleep, timeout},
+    };
+
+    use super::*;
+
+    const USER: (&str, &str) = ("shop", "run");
+    const SOON: Duration = Duration::from_secs(10);
+
+    fn address(last: u8) -> IpAddr {
+        [192, 0, 2, last].into()
+    }
+
+    #[tokio::test]
+    async fn a_name_is_asked_for_once_and_again_when_it_is_old() {
+        let (triggers, mut triggered) = mpsc::unbounded_channel();
+        let asked = Arc::new(AtomicUsize::new(0));
+        let ask = {
+            let asked = asked.clone();
+            move |_| {
+                // The second answer is the first turned around, the third is another.
+                let found = match asked.fetch_add(1, Ordering::SeqCst) {
+                    0 => vec![address(1), address(2)],
+                    1 => vec![address(2), address(1)],
+                    _ => vec![address(3)],
+                };
+                async move { Ok(found) }.boxed()
+            }
+        };
+        let times = Times {
+            good: Duration::from_millis(50),
+            ..Times::default()
+        };
+        let hosts = Hosts::asking(Box::new(ask), times, triggers);
+        assert_eq!(hosts.look_up("a", USER), None);
+        assert_eq!(hosts.look_up("a", USER), None);
+        timeout(SOON, triggered.recv()).await.unwrap().unwrap();
+        let first = Some(Ok(vec![address(1), address(2)]));
+        assert_eq!(hosts.look_up("a", USER), first);
+        assert_eq!(asked.load(Ordering::SeqCst), 1);
+        sleep(times.good).await;
+        assert_eq!(
+            hosts.look_up("a", USER),
+            first,
+            "what was known is told meanwhile"
+        );
+        while asked.load(Ordering::SeqCst) < 3 {
+            assert_eq!(hosts.look_up("a", USER), first);
+            sleep(times.good).await;
+        }
+        timeout(SOON, triggered.recv()).await.unwrap().unwrap();
+        assert_eq!(hosts.look_up("a", USER), Some(Ok(vec![address(3)])));
+        assert!(triggered.try_recv().is_err(), "told of news only");
+    }
+
+    #[tokio::test]
+    async fn silence_is_an_answer_in_time_and_only_so_many_are_asked_for_at_once() {
+        let (triggers, _triggered) = mpsc::unbounded_channel();
+        let open = Arc::new(AtomicUsize::new(0));
+        let ask = {
+            let open = open.clone();
+            move |_| {
+                let open = open.clone();
+                async move {
+                    open.fetch_add(1, Ordering::SeqCst);
+                    std::future::pending().await
+                }
+                .boxed()
+            }
+        };
+        let times = Times {
+            answer: Duration::from_millis(200),
+            first: Duration::from_millis(100),
+            ..Times::default()
+        };
+        let hosts = Hosts::asking(Box::new(ask), times, triggers);
+        for host in 0..AT_ONCE + 5 {
+            assert_eq!(hosts.look_up(&host.to_string(), USER), None);
+        }
+        sleep(times.first).await;
+        assert_eq!(open.load(Ordering::SeqCst), AT_ONCE);
+        let last = || hosts.look_up(&(AT_ONCE + 4).to_string(), USER).unwrap();
+        assert_eq!(last(), Err("it is not resolved yet".to_owned()));
+        let all = async {
+            while last() != Err("no answer from the name server".to_owned()) {
+                sleep(Duration::from_millis(10)).await;
+            }
+        };
+        timeout(SOON, all).await.unwrap();
+        assert_eq!(open.load(Ordering::SeqCst), AT_ONCE + 5);
+    }
+}
