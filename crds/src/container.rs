@@ -47,8 +47,6 @@ pub enum Signal {
     SIGUSR2,
 }
 
-/// Every thread of the container is stopped, and goes on when the fault ends. Programs that are
-/// started in it meanwhile are stopped too. Probes fail as they would, and may have the container
-/// restarted: the fault follows it.
+/// Every thread of the container is stopped.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContainerPause {}

@@ -5,13 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::units::{ByteSize, Percent};
 
-/// Space on the file system of one of a container's volumes is taken, by a file that has no name and
-/// is gone with the fault. Exactly one of size and percent. Everybody who writes to that file system
-/// meets it, through whatever mount. It must be one of the node's own (ext4, xfs, btrfs, f2fs, tmpfs);
-/// a disk that the node itself needs, as below an emptyDir, is filled only where the chart's value
-/// `agent.fillNodeDisk` allows it, and a fifth of it always stays free. No more is taken than the pod may
-/// store there itself: the emptyDir's sizeLimit, the containers' ephemeral-storage limits. What is
-/// taken of a volume in memory is memory of the container.
+/// Space on the file system of one of a container's volumes is taken.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("has(self.size) != has(self.percent)")

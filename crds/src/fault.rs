@@ -67,8 +67,10 @@ pub struct Fault {
     pub target: Target,
 
     /// Bad network: packets of the target's network namespace are delayed, lost, duplicated,
-    /// corrupted, reordered or slowed down, by peer, port and direction. The pod's own traffic
-    /// control is not touched; loopback, ARP and IPv6 neighbour discovery are never hit.
+    /// corrupted, reordered or slowed down, by peer, port and direction. At least one of delay, loss,
+    /// duplicate, corrupt, reorder and bandwidth; any mix of them acts together on the same packets.
+    /// Or partition, or reset, by itself. The pod's own traffic control is not touched; loopback, ARP
+    /// and IPv6 neighbour discovery are never hit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<NetworkFault>,
 
@@ -77,19 +79,30 @@ pub struct Fault {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_kill: Option<PodKill>,
 
-    /// Burn CPU time of a container: a share of its own limit, inside its own control group.
+    /// Burn CPU time of a container: a share of its own limit, inside its own control group. The
+    /// container and the burner share what the container may use, and nobody else is starved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu: Option<CpuFault>,
 
-    /// Hold memory of a container: against its own limit, inside its own control group.
+    /// Hold memory of a container: against its own limit, inside its own control group. It is what
+    /// the container cannot have. Exactly one of size and percent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory: Option<MemoryFault>,
 
-    /// Bad disk: calls of a container on one of its volumes hang, are late, or fail.
+    /// Bad disk: calls of a container on one of its volumes hang, are late, or fail. Exactly one of
+    /// hang, latency and error. Other containers, other pods on the same volume, and the node are not
+    /// touched. When the fault ends, calls that hang go on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub io: Option<IoFault>,
 
-    /// Full disk: space on the file system of one of a container's volumes is taken.
+    /// Full disk: space on the file system of one of a container's volumes is taken, by a file that
+    /// has no name and is gone with the fault. Exactly one of size and percent. Everybody who writes
+    /// to that file system meets it, through whatever mount. It must be one of the node's own (ext4,
+    /// xfs, btrfs, f2fs, tmpfs); a disk that the node itself needs, as below an emptyDir, is filled
+    /// only where the chart's value `agent.fillNodeDisk` allows it, and a fifth of it always stays
+    /// free. No more is taken than the pod may store there itself: the emptyDir's sizeLimit, the
+    /// containers' ephemeral-storage limits. What is taken of a volume in memory is memory of the
+    /// container.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk_fill: Option<DiskFill>,
 
@@ -97,7 +110,9 @@ pub struct Fault {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container_kill: Option<ContainerKill>,
 
-    /// Stop every thread of a container; all go on when the fault ends.
+    /// Stop every thread of a container; all go on when the fault ends. Programs that are started in
+    /// it meanwhile are stopped too. Probes fail as they would, and may have the container restarted:
+    /// the fault follows it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container_pause: Option<ContainerPause>,
 }

@@ -6,9 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::units::{GoDuration, Percent, at_most, positive};
 
-/// What happens to a container's calls on one of its volumes. Exactly one of hang, latency and
-/// error. Other containers, other pods on the same volume, and the node are not touched. When the
-/// fault ends, calls that hang go on.
+/// What happens to a container's calls on one of its volumes.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("[has(self.hang), has(self.latency), has(self.error)].filter(x, x).size() == 1")

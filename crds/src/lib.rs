@@ -31,10 +31,14 @@ pub mod status;
 pub mod stress;
 pub mod units;
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray, JSONSchemaPropsOrBool,
 };
-use kube::CustomResourceExt as _;
+use kube::{CustomResourceExt as _, Resource};
+use schemars::{JsonSchema, schema_for};
+use serde_json::{Value, json};
 
 pub use experiment::{ChaosExperiment, ChaosExperimentSpec};
 pub use injection::{NodeInjection, NodeInjectionSpec, NodeInjectionStatus};
@@ -56,6 +60,11 @@ pub fn definitions() -> Vec<CustomResourceDefinition> {
         NodeInjection::crd(),
         NodeAgent::crd(),
     ];
+    let words = BTreeMap::from([
+        words::<ChaosExperiment, ChaosExperimentSpec, ChaosExperimentStatus>(),
+        words::<NodeInjection, NodeInjectionSpec, NodeInjectionStatus>(),
+        words::<NodeAgent, NodeAgentSpec, NodeAgentStatus>(),
+    ]);
     for crd in &mut all {
         for version in &mut crd.spec.versions {
             if let Some(schema) = version
@@ -64,10 +73,45 @@ pub fn definitions() -> Vec<CustomResourceDefinition> {
                 .and_then(|s| s.open_api_v3_schema.as_mut())
             {
                 refuse_null(schema);
+                if let Some(words) = words.get(&crd.spec.names.kind) {
+                    keep_words(schema, words);
+                }
             }
         }
     }
     all
+}
+
+/// A kind, and the schemas of its two parts as they are derived.
+fn words<K, Spec, Status>() -> (String, Value)
+where
+    K: Resource<DynamicType = ()>,
+    Spec: JsonSchema,
+    Status: JsonSchema,
+{
+    let (spec, status) = (schema_for!(Spec), schema_for!(Status));
+    let both = json!({"properties": {"spec": spec, "status": status}});
+    (K::kind(&()).into_owned(), both)
+}
+
+/// Has each field described by its own words: of an optional enum the definition keeps those of the
+/// type alone.
+fn keep_words(schema: &mut JSONSchemaProps, words: &Value) {
+    let options = words["anyOf"].as_array().into_iter().flatten();
+    let words = options
+        .into_iter()
+        .find(|option| option["type"] != "null")
+        .unwrap_or(words);
+    for (name, property) in schema.properties.iter_mut().flatten() {
+        let words = &words["properties"][name];
+        if let Some(own) = words["description"].as_str() {
+            property.description = Some(own.to_owned());
+        }
+        keep_words(property, words);
+    }
+    if let Some(JSONSchemaPropsOrArray::Schema(items)) = &mut schema.items {
+        keep_words(items, &words["items"]);
+    }
 }
 
 /// Makes a null mean what it means everywhere in Kubernetes: the field is not set. The derived

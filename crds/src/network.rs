@@ -9,8 +9,7 @@ use crate::{
     units::{BitRate, GoDuration, Percent, at_most, positive},
 };
 
-/// What happens to packets. At least one of delay, loss, duplicate, corrupt, reorder and bandwidth;
-/// any mix of them acts together on the same packets. Or partition, or reset, by itself.
+/// What happens to packets.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new(
@@ -66,8 +65,11 @@ pub struct NetworkFault {
     #[serde(default)]
     pub direction: Direction,
 
-    /// Only packets to (egress) or from (ingress) these peers. Default: all traffic of the pod,
-    /// loopback excepted.
+    /// Only packets to (egress) or from (ingress) these peers. A packet is meant when its peer is in
+    /// any of podSelector, services, cidrs and hosts (if none of them is set: any peer), and its ports
+    /// are in `ports` and `localPorts` where those are set. The operator keeps the addresses current
+    /// while the fault lasts; a fault may have 4096 of them. Default: all traffic of the pod, loopback
+    /// excepted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peers: Option<Peers>,
 
@@ -162,12 +164,12 @@ pub struct Loss {
     pub correlation: Option<Percent>,
 
     /// Loss in bursts, by the Gilbert-Elliott model: the link is in a good or in a bad state, and
-    /// each packet may change it.
+    /// each packet may change it. Each value is the chance per packet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gilbert_elliott: Option<GilbertElliott>,
 }
 
-/// A link with a good and a bad state. Each value is the chance per packet.
+/// A link with a good and a bad state.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct GilbertElliott {

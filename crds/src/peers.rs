@@ -8,10 +8,7 @@ use kube::KubeSchema;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// The peers of the target. A packet is meant when its peer is in any of podSelector, services,
-/// cidrs and hosts (if none of them is set: any peer), and its ports are in `ports` and `localPorts`
-/// where those are set. The operator keeps the addresses current while the fault lasts; a fault may
-/// have 4096 of them.
+/// The peers of the target.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new(

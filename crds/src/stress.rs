@@ -5,8 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::units::{ByteSize, Cores, GoDuration, Percent, at_most};
 
-/// CPU time is burnt inside the container's own control group, against its own limit: the
-/// container and the burner share what the container may use, and nobody else is starved.
+/// CPU time is burnt inside the container's own control group.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct CpuFault {
@@ -21,8 +20,7 @@ pub struct CpuFault {
     pub cores: Option<Cores>,
 }
 
-/// Memory is held inside the container's own control group, against its own limit: it is what the
-/// container cannot have. Exactly one of size and percent.
+/// Memory is held inside the container's own control group.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = Rule::new("has(self.size) != has(self.percent)")
