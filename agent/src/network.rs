@@ -110,13 +110,12 @@ fn as_delay(delay: &network::Delay) -> Delay {
     let network::Delay {
         latency,
         jitter,
-        correlation,
         distribution,
     } = delay;
     Delay {
         latency: latency.get(),
         jitter: jitter.unwrap_or_default().get(),
-        correlation: correlation.unwrap_or_default().get(),
+        correlation: 0.0,
         distribution: match distribution {
             None | Some(network::Distribution::Uniform) => Distribution::Uniform,
             Some(network::Distribution::Normal) => Distribution::Normal,

@@ -113,11 +113,9 @@ pub struct Delay {
     #[x_kube(validation = at_most("2s"))]
     pub jitter: Option<GoDuration>,
 
-    /// How much the delay of a packet depends on that of the one before. Default: 0.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub correlation: Option<Percent>,
-
-    /// How the delays are spread within the jitter. Default: Uniform.
+    /// How the delays are spread. Uniform: evenly from latency - jitter to latency + jitter. Normal: as a
+    /// bell curve. Pareto: with a long tail. ParetoNormal: a quarter bell curve, three quarters long
+    /// tail. Default: Uniform.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub distribution: Option<Distribution>,
 }
@@ -159,7 +157,8 @@ pub struct Loss {
     #[x_kube(validation = Rule::new("double(self) > 0.0").message("must be more than 0"))]
     pub percent: Option<Percent>,
 
-    /// How much the fate of a packet depends on that of the one before. Default: 0.
+    /// How much the fate of a packet depends on that of the one before; the share of packets stays
+    /// what `percent` says. Default: 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub correlation: Option<Percent>,
 
@@ -194,7 +193,8 @@ pub struct Chance {
     /// The share of packets, above 0, to 100.
     #[x_kube(validation = Rule::new("double(self) > 0.0").message("must be more than 0"))]
     pub percent: Percent,
-    /// How much the fate of a packet depends on that of the one before. Default: 0.
+    /// How much the fate of a packet depends on that of the one before, reckoned with up to 99; the
+    /// share of packets stays what `percent` says. Default: 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub correlation: Option<Percent>,
 }
@@ -206,7 +206,8 @@ pub struct Reorder {
     /// The share of packets that are sent at once instead of being delayed, above 0, to 100.
     #[x_kube(validation = Rule::new("double(self) > 0.0").message("must be more than 0"))]
     pub percent: Percent,
-    /// How much the fate of a packet depends on that of the one before. Default: 0.
+    /// How much the fate of a packet depends on that of the one before, reckoned with up to 99; the
+    /// share of packets stays what `percent` says. Default: 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub correlation: Option<Percent>,
     /// Only every so many packets one may be sent at once. Default: 1, any packet may be.
