@@ -17,6 +17,7 @@ mod product {
     pub(crate) mod database;
     pub(crate) mod disk;
     pub(crate) mod doses;
+    pub(crate) mod follow;
     pub(crate) mod install;
     pub(crate) mod io;
     pub(crate) mod lamp;
@@ -70,6 +71,7 @@ const GENTLE: &[&[Test]] = &[
     podkill::GENTLE,
     security::GENTLE,
     product::install::GENTLE,
+    product::follow::GENTLE,
     product::containers::GENTLE,
     product::cpu::GENTLE,
     product::io::GENTLE,

@@ -38,7 +38,7 @@ const CONTAINER: &str = "app0";
 pub(crate) struct Pod {
     uid: String,
     container: Option<Container>,
-    _network: Pair,
+    pub(crate) network: Pair,
     cgroup: PathBuf,
 }
 
@@ -59,13 +59,18 @@ impl Pod {
         Self {
             uid,
             container: Some(container),
-            _network: network,
+            network,
             cgroup,
         }
     }
 
     fn pid(&self) -> u32 {
         self.container.as_ref().unwrap().init.id()
+    }
+
+    /// Its only container is killed.
+    pub(crate) fn end(&mut self) {
+        drop(self.container.take());
     }
 
     pub(crate) fn stands_still(&self) -> bool {

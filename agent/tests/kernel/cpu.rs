@@ -89,11 +89,15 @@ fn whatever_forks_in_a_fault_is_gone_soon_after_its_agent() {
     let burner = pids.into_iter().find(|pid| *pid != init).unwrap();
     let namespace = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
     let own = namespace(&burner.to_string()).unwrap();
-    // Many at once, and then one after the other for ever.
-    let bomb = "i=0; while :; do sleep 600 & i=$((i+1)); [ $i -lt 50 ] || sleep 0.1; done";
+    // Many at once, and then one after the other for ever; each in a session of its own, with a
+    // parent that has gone, and deaf to all signals that it can be deaf to.
+    let one = "trap '' HUP INT QUIT TERM PIPE; sleep 600 & exec sleep 600";
+    let bomb = format!(
+        "i=0; while :; do (setsid sh -c \"{one}\" &); i=$((i+1)); [ $i -lt 50 ] || sleep 0.1; done"
+    );
     let mut bomb = Command::new("nsenter")
         .args(["--target", &burner.to_string(), "--pid", "--"])
-        .args(["sh", "-c", bomb])
+        .args(["sh", "-c", &bomb])
         .spawn()
         .unwrap();
     let inside = || {
@@ -103,7 +107,7 @@ fn whatever_forks_in_a_fault_is_gone_soon_after_its_agent() {
             .filter(|pid| namespace(pid).as_ref() == Some(&own))
             .count()
     };
-    eventually("there are many", || inside() > 20);
+    eventually("there are many", || inside() > 60);
     agent.kill();
     let took = eventually("all are gone", || inside() == 0);
     eprintln!("gone after {took:?}");

@@ -22,6 +22,7 @@ mod memory;
 mod netem;
 mod processes;
 mod reset;
+mod supervision;
 mod support;
 mod sweep;
 mod tables;

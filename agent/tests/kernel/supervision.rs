@@ -1,0 +1,52 @@
+//! An effect that is not there any more although its injector lives, told by a whole agent.
+
+use crate::agent::Agent;
+use crate::support::{has_netem, name};
+
+const DELAY: &str = r#"{"network": {
+    "impairment": {"delay": {"latency": "100ms"}}, "direction": "Both", "spare": ["ClusterDNS"]
+}}"#;
+
+/// An agent with a delay in place on its pod.
+fn delayed(name: &str) -> Agent {
+    let mut agent = Agent::new(name, &[DELAY]);
+    agent.begin();
+    agent.until("prepared", |told| told["phase"] == "Prepared");
+    agent.start();
+    agent.until("injected", |told| told["state"] == "Injected");
+    agent
+}
+
+/// Deletes the links of the pod that are wanted.
+fn delete(agent: &mut Agent, is_wanted: impl Fn(&str) -> bool) {
+    let route = &mut agent.pod.network.route;
+    let links = route.links().unwrap().into_iter();
+    for link in links.filter(|link| is_wanted(&link.name)) {
+        assert!(route.delete(link.index, &name(&link.name)).unwrap());
+    }
+}
+
+#[test]
+fn an_effect_that_somebody_takes_away_is_interrupted() {
+    if !has_netem() {
+        return;
+    }
+    let mut agent = delayed("vanishes");
+    delete(&mut agent, |link| link.starts_with("wt"));
+    let told = agent.until("its end", |told| told["checked"] == true);
+    let why = (told["state"].as_str(), told["reason"].as_str());
+    assert_eq!(why, (Some("Interrupted"), Some("EffectVanished")), "{told}");
+}
+
+#[test]
+fn a_pod_whose_links_go_with_it_is_gone() {
+    if !has_netem() {
+        return;
+    }
+    let mut agent = delayed("goes");
+    agent.pod.end();
+    delete(&mut agent, |link| link == "eth0");
+    let told = agent.until("its end", |told| told["checked"] == true);
+    let why = (told["state"].as_str(), told["reason"].as_str());
+    assert_eq!(why, (Some("Gone"), Some("TargetGone")), "{told}");
+}
