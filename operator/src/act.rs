@@ -27,7 +27,7 @@ use windtunnel_runtime::chain;
 use crate::{
     controller::Ctx,
     decide::{Action, Attempt, Change, Kill, Notice},
-    error::is_gone,
+    error::gone_is_fine,
     lease::may_write,
     metrics::Write,
 };
@@ -168,10 +168,8 @@ async fn perform(
         } => patch_injection(ctx, &name, resource_version, change).await,
         Action::Delete { name, uid } => {
             let (api, params) = (injections(ctx), only(uid));
-            fine_if(
-                is_gone,
-                request(ctx, "delete a node injection", api.delete(&name, &params)).await,
-            )
+            let call = async { gone_is_fine(api.delete(&name, &params).await) };
+            request(ctx, "delete a node injection", call).await
         }
         // Whoever was held up since the decision is too late: the next pass says so.
         Action::Kill(kill) if made.now() >= kill.before => Ok(()),
@@ -190,10 +188,8 @@ async fn perform(
         Action::DeleteExperiment => {
             let (api, name) = (experiments(ctx, experiment), experiment.name_any());
             let params = only(experiment.uid());
-            fine_if(
-                is_gone,
-                request(ctx, "delete the experiment", api.delete(&name, &params)).await,
-            )
+            let call = async { gone_is_fine(api.delete(&name, &params).await) };
+            request(ctx, "delete the experiment", call).await
         }
         Action::Notify(notice) => {
             notify(ctx, experiment, notice).await;
@@ -364,10 +360,8 @@ async fn remove_pod(ctx: &Ctx, kill: Kill) -> Result<(), ActError> {
                 grace_period_seconds: grace_period_seconds.and_then(|s| u32::try_from(s).ok()),
                 ..only(Some(uid))
             };
-            fine_if(
-                is_gone,
-                request(ctx, "delete a pod", api.delete(&name, &params)).await,
-            )
+            let call = async { gone_is_fine(api.delete(&name, &params).await) };
+            request(ctx, "delete a pod", call).await
         }
         KillMethod::Evict => {
             let eviction = Eviction {
@@ -390,7 +384,7 @@ async fn remove_pod(ctx: &Ctx, kill: Kill) -> Result<(), ActError> {
             let params = PostParams::default();
             let call =
                 api.create_subresource::<Eviction, Value>("eviction", &name, &params, &eviction);
-            fine_if(is_gone, request(ctx, "evict a pod", call).await)
+            request(ctx, "evict a pod", async { gone_is_fine(call.await) }).await
         }
     }
 }

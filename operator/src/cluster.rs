@@ -53,7 +53,6 @@ struct Resources {
 struct Container {
     name: String,
     volume_mounts: Vec<VolumeMount>,
-    ports: Vec<ContainerPort>,
     resources: Resources,
 }
 
@@ -62,13 +61,6 @@ struct Container {
 struct VolumeMount {
     name: String,
     mount_path: String,
-}
-
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct ContainerPort {
-    name: String,
-    container_port: u16,
 }
 
 /// What is read of a pod's status.

@@ -1,6 +1,5 @@
 //! What can go wrong in a pass, by phase.
 
-use kube::core::Status;
 use thiserror::Error;
 
 /// A pass over an experiment failed; it will be tried again.
@@ -23,19 +22,14 @@ impl Error {
     }
 }
 
-/// What a deletion wants is so already: gone, or replaced by something of the same name.
-#[must_use]
-pub(crate) fn is_gone(status: &Status) -> bool {
-    status.is_not_found() || status.is_conflict()
-}
-
-/// An answer to a deletion.
+/// An answer to a deletion. What it wants may be so already: gone, or replaced by something of the
+/// same name.
 ///
 /// # Errors
-/// Where it [`is_gone`] not.
+/// Where it is neither.
 pub(crate) fn gone_is_fine<T>(result: Result<T, kube::Error>) -> Result<(), kube::Error> {
     match result {
-        Err(kube::Error::Api(status)) if is_gone(&status) => Ok(()),
+        Err(kube::Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
         other => other.map(drop),
     }
 }
