@@ -42,8 +42,12 @@ fn residue_outlives_the_injection_that_told_it() {
     for removed in [false, true] {
         let mut sim = running();
         sim.advance(seconds(60));
-        sim.all(I::Recovered, T::Recovered);
+        sim.report("node2", I::Recovered, T::Recovered);
+        sim.advance(seconds(1));
+        sim.report("node1", I::Recovered, T::Recovered);
         audit(&mut sim, removed);
+        let checked = sim.status().cleanup.unwrap().checked_at;
+        assert!(checked.is_some());
         sim.advance(seconds(600));
         for left in [1, 0] {
             recheck(&mut sim, 0);
@@ -51,6 +55,7 @@ fn residue_outlives_the_injection_that_told_it() {
             let cleanup = sim.status().cleanup.unwrap();
             assert_eq!(cleanup.residue.len(), 1, "removed: {removed}, {left} left");
             assert_eq!(cleanup.residue[0].node, "node1");
+            assert_eq!(cleanup.checked_at, checked, "of the node that was last");
             let clean = match (removed, left) {
                 (false, _) => is("False", "Residue"),
                 (true, 1) => is("True", "Checked"),

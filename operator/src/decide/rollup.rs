@@ -387,21 +387,24 @@ pub(crate) fn cleanup(observed: &Observed, status: &mut ChaosExperimentStatus, n
 
 /// What the injections say, and what was said before by those that are gone.
 fn found(injections: &[NodeInjection], before: Option<&Cleanup>) -> Cleanup {
-    let latest = |pick: fn(&Audit) -> Option<&MicroTime>| {
+    let told = before.cloned().unwrap_or_default();
+    let latest = |pick: fn(&Audit) -> Option<&MicroTime>, before: Option<MicroTime>| {
         let audits = injections
             .iter()
             .map(|i| i.status.as_ref().and_then(|s| s.audit.as_ref()));
         let times: Option<Vec<_>> = audits.map(|a| a.and_then(pick).cloned()).collect();
-        times.and_then(|t| t.into_iter().max_by_key(|t| t.0))
+        times.and_then(|t| t.into_iter().chain(before).max_by_key(|t| t.0))
     };
     let is_gone = |node: &str| !injections.iter().any(|i| i.spec.node_name == node);
-    let before = before.iter().flat_map(|before| &before.residue);
-    let gone = before.filter(|residue| is_gone(&residue.node)).cloned();
+    let gone = told
+        .residue
+        .into_iter()
+        .filter(|residue| is_gone(&residue.node));
     let mut residue: Vec<_> = injections.iter().flat_map(residue_of).chain(gone).collect();
     residue.sort();
     Cleanup {
-        checked_at: latest(|a| a.checked_at.as_ref()),
-        rechecked_at: latest(|a| a.rechecked_at.as_ref()),
+        checked_at: latest(|a| a.checked_at.as_ref(), told.checked_at),
+        rechecked_at: latest(|a| a.rechecked_at.as_ref(), told.rechecked_at),
         residue,
     }
 }
