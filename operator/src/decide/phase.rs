@@ -137,7 +137,11 @@ impl Pass<'_> {
     /// Ends the run where it is of no use to try again; else says what it waits for, if it does so for
     /// long.
     fn cannot_begin(&mut self, trouble: &Trouble) {
-        let message = format!("cannot select the targets: {}", trouble.message);
+        let what = match trouble.unread {
+            Some(_) => "cannot select the targets",
+            None => "cannot begin",
+        };
+        let message = format!("{what}: {}", trouble.message);
         let is_lasting = self.now >= trouble.since + PATIENCE;
         match trouble.unread {
             Some(Unread::Senseless) => self.end_untouched(Ending::SelectionRefused, &message),

@@ -67,7 +67,10 @@ fn a_finalizer_that_cannot_be_put_on_is_told() {
     sim.observed.trouble = Some(trouble(&sim, "cannot add the finalizer", None));
     sim.advance(seconds(10));
     let actions = decide(&sim.observed, sim.now).actions;
-    assert!(matches!(actions[0], Action::WriteStatus(_)), "{actions:?}");
+    let Action::WriteStatus(status) = &actions[0] else {
+        panic!("{actions:?}");
+    };
+    assert_eq!(status.message, "cannot begin: cannot add the finalizer");
     assert_eq!(actions[1], Action::AddFinalizer);
 }
 
