@@ -25,6 +25,9 @@ pub(crate) struct Arguments {
     /// Build as tests are, not as releases: quicker, and slower
     #[arg(long)]
     dev: bool,
+    /// Measure only how quickly a run begins and ends, and what windtunnel takes and writes
+    #[arg(long, conflicts_with_all = ["doses", "layers"])]
+    speed: bool,
     /// Measure only how exact faults are, and how quickly each kind is undone
     #[arg(long)]
     doses: bool,
@@ -63,9 +66,12 @@ pub(crate) fn run(name: &str, arguments: &Arguments) -> Result<()> {
             speed::measure(&bed, arguments.runs).await?;
             cost::writes(&bed).await?;
         }
+        if arguments.speed {
+            return Ok(());
+        }
         layers::measure(&bed, &windtunnel, arguments.runs).await
     })?;
-    if arguments.layers {
+    if arguments.speed || arguments.layers {
         return Ok(());
     }
     doses::measure(&cluster, &windtunnel, arguments.runs)
