@@ -77,7 +77,15 @@ pub struct Outcome {
 /// Carries out a decision.
 pub fn act(node: &mut Node, decision: Decision, clock: impl Fn() -> Now) -> Outcome {
     let mut outcome = Outcome::default();
-    for step in decision.steps {
+    // What a target can hold up comes last, and is held up once in a pass.
+    let (slow, quick): (Vec<Step>, Vec<Step>) =
+        decision.steps.into_iter().partition(Step::looks_at_targets);
+    node.supervisor.looks().begin();
+    for step in quick.into_iter().chain(slow) {
+        if step.looks_at_targets() && node.supervisor.looks().was_in_vain() {
+            outcome.has_failed = true;
+            continue;
+        }
         // Steps can take a while in sum: no injector is to miss a sign of life for that.
         node.supervisor.beat(clock().boot);
         let told = format!("{step:?}");
@@ -120,7 +128,7 @@ fn perform(
             Ok(())
         }
         Step::Follow { key, id } => {
-            prepare::follow(node, &key, &id);
+            prepare::follow(node, &key, &id, now.boot);
             Ok(())
         }
         Step::Confirm { key, at } => {

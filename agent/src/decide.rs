@@ -140,6 +140,14 @@ pub enum Kill {
     Deserted,
 }
 
+impl Step {
+    /// Whether it looks at what a target controls, and may be held up by it.
+    #[must_use]
+    pub fn looks_at_targets(&self) -> bool {
+        matches!(self, Self::Prepare { .. } | Self::Follow { .. })
+    }
+}
+
 /// One thing to do.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {

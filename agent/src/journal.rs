@@ -96,7 +96,7 @@ impl Journal {
             .write(true)
             .open(&lock_path)
             // What was written before it became read-only is still to be read, and ended.
-            .or_else(|_| File::open(&lock_path))
+            .or_else(|error| File::open(&lock_path).map_err(|_| error))
             .map_err(|e| failed("open", &lock_path, e))?;
         let lock = Flock::lock(lock, FlockArg::LockExclusiveNonblock)
             .map_err(|_| JournalError::Locked(directory.to_owned()))?;

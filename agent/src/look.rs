@@ -42,6 +42,51 @@ const LONGEST: u64 = 1 << 20;
 /// The reason of a refusal where a look took too long.
 pub(crate) const UNRESPONSIVE: &str = "Unresponsive";
 
+/// Most looks that may not have come to their end.
+const MOST: usize = 4;
+/// How long one that has answered, or was killed, is waited for.
+const FAREWELL: Duration = Duration::from_millis(100);
+
+/// Processes that have looked.
+#[derive(Debug, Default)]
+pub(crate) struct Looks {
+    /// What the kernel has not let go of yet.
+    unreaped: Vec<Child>,
+    was_in_vain: bool,
+}
+
+impl Looks {
+    /// A pass begins.
+    pub(crate) fn begin(&mut self) {
+        self.was_in_vain = false;
+    }
+
+    /// Whether one was waited for in vain since the pass began.
+    pub(crate) fn was_in_vain(&self) -> bool {
+        self.was_in_vain
+    }
+
+    /// Forgets what has ended.
+    pub(crate) fn reap(&mut self) {
+        self.unreaped
+            .retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+    }
+
+    /// Sees a process to its end. One that the kernel does not let go of ends when it does.
+    fn end(&mut self, mut child: Child) {
+        // One that has ended already is what is wanted.
+        let _ = child.kill();
+        let until = Instant::now() + FAREWELL;
+        while matches!(child.try_wait(), Ok(None)) {
+            if Instant::now() >= until {
+                self.unreaped.push(child);
+                return;
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
 /// What is looked at.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Look {
@@ -144,6 +189,11 @@ pub(crate) fn at_volume(
 /// Has a process look, and waits for its answer.
 fn ask<T: DeserializeOwned>(supervisor: &mut Supervisor, look: &Look) -> Result<T, Refusal> {
     let failed = |message: String| ("NodeUnreadable", format!("cannot look: {message}"));
+    supervisor.looks().reap();
+    if supervisor.looks().unreaped.len() >= MOST {
+        let message = format!("{MOST} looks at other targets do not come to their end");
+        return Err((UNRESPONSIVE, message));
+    }
     let what = serde_json::to_string(look).map_err(|e| failed(e.to_string()))?;
     let [name, _] = COMMAND;
     let mut child = Command::new(supervisor.program())
@@ -155,12 +205,15 @@ fn ask<T: DeserializeOwned>(supervisor: &mut Supervisor, look: &Look) -> Result<
         .spawn()
         .map_err(|e| failed(e.to_string()))?;
     let answer = child.stdout.take().map(|output| read(output, supervisor));
-    end(child);
+    supervisor.looks().end(child);
     match answer {
         Some(Ok(Some(answer))) => {
             serde_json::from_slice(&answer).map_err(|e| failed(e.to_string()))
         }
-        Some(Ok(None)) => Err((UNRESPONSIVE, look.unanswered())),
+        Some(Ok(None)) => {
+            supervisor.looks().was_in_vain = true;
+            Err((UNRESPONSIVE, look.unanswered()))
+        }
         Some(Err(error)) => Err(failed(error.to_string())),
         None => Err(failed("there is no answer".to_owned())),
     }
@@ -185,15 +238,6 @@ fn read(output: ChildStdout, supervisor: &mut Supervisor) -> io::Result<Option<V
         }
     }
     Ok(None)
-}
-
-/// Sees a process to its end. One that the kernel does not let go of ends when it does.
-fn end(mut child: Child) {
-    // One that has ended already is what is wanted.
-    let _ = child.kill();
-    if !matches!(child.try_wait(), Ok(Some(_))) {
-        thread::spawn(move || child.wait());
-    }
 }
 
 impl Look {
@@ -239,8 +283,6 @@ fn look_at_volume(init: ProcessId, volume: &str, is_to_fill: bool) -> Result<Vol
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, os::unix::fs::PermissionsExt as _};
-
     use super::*;
     use crate::{testing, wire::LEASE};
 
@@ -254,10 +296,8 @@ mod tests {
     /// What is seen by a program that does something else.
     fn seen(script: &str) -> Result<Vec<IpAddr>, Refusal> {
         let directory = tempfile::tempdir().unwrap();
-        let program = directory.path().join("looker");
-        let script = format!("#!/bin/sh\n[ $1 != inject ] || exec sleep 600\n{script}\n");
-        fs::write(&program, script).unwrap();
-        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let script = format!("[ $1 != inject ] || exec sleep 600\n{script}");
+        let program = testing::program(directory.path(), &script);
         let mut supervisor = Supervisor::new(program);
         let (key, begun) = (testing::key("a"), boottime().unwrap());
         let injector = supervisor.start(key.clone(), testing::order(), begun);
@@ -265,6 +305,10 @@ mod tests {
         // Whoever is looked for, the injectors hear of their agent.
         let silence = supervisor.live()[&key].longest_silence;
         assert!(silence < LEASE, "{silence:?}");
+        let is_vain = matches!(seen, Err((UNRESPONSIVE, _)));
+        assert_eq!(supervisor.looks().was_in_vain(), is_vain);
+        supervisor.looks().reap();
+        assert!(supervisor.looks().unreaped.is_empty());
         injector.and_then(|_| supervisor.discard(&key)).unwrap();
         seen
     }

@@ -100,6 +100,8 @@ pub struct Node {
     pub(crate) killed_at: BTreeMap<Key, Duration>,
     /// Since when something of an ended fault has been dying, on the boot clock.
     pub(crate) dying: BTreeMap<Key, Duration>,
+    /// When containers are looked for again whose volumes do not answer, on the boot clock.
+    pub(crate) follow_after: BTreeMap<Key, Duration>,
     /// What this node's kernel can do.
     pub(crate) capabilities: Vec<Capability>,
     addresses: Vec<IpAddr>,
@@ -139,6 +141,7 @@ impl Node {
             metrics,
             killed_at: BTreeMap::new(),
             dying: BTreeMap::new(),
+            follow_after: BTreeMap::new(),
             capabilities: Vec::new(),
             addresses: Vec::new(),
             deserted: BTreeMap::new(),
@@ -284,6 +287,7 @@ impl Node {
         self.kills.retain(|key, _| is_open(key));
         self.unstarted.retain(|key, _| is_open(key));
         self.unwritten.retain(|key, _| is_open(key));
+        self.follow_after.retain(|key, _| is_open(key));
         self.dying.retain(|key, _| entries.contains_key(key));
     }
 

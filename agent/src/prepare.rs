@@ -89,8 +89,10 @@ pub fn prepare(node: &mut Node, uid: &str, now: Now) {
                     None => prepare_target(node, &mut run, (&key, fault, target)),
                 };
                 // What does not answer is not waited for again and again: others are held up by it.
-                if let Verdict::Refused(new @ (UNRESPONSIVE, _)) = &verdict {
-                    refusal = Some(new.clone());
+                if let (None, Verdict::Refused((UNRESPONSIVE, why))) = (&refusal, &verdict) {
+                    let (pod, fault) = (&target.pod_name, &fault.name);
+                    let message = format!("not looked at, for pod {pod} of fault {fault}: {why}");
+                    refusal = Some((UNRESPONSIVE, message));
                 }
                 verdicts.extend(told(&injection, (&fault.name, target), verdict));
             }

@@ -21,6 +21,7 @@ use thiserror::Error;
 use crate::{
     inject,
     kernel::proc::{Proc, ProcError, ProcessHandle, ProcessId},
+    look::Looks,
     model::{Counts, Key},
     wire::{BEAT, Down, Line, Order, Task, Up, WireError},
 };
@@ -99,6 +100,7 @@ pub struct Supervisor {
     proc: Proc,
     program: PathBuf,
     injectors: BTreeMap<Key, Injector>,
+    looks: Looks,
 }
 
 impl Default for Supervisor {
@@ -117,12 +119,18 @@ impl Supervisor {
             proc: Proc::default(),
             program: program.into(),
             injectors: BTreeMap::new(),
+            looks: Looks::default(),
         }
     }
 
     /// What injectors are.
     pub(crate) fn program(&self) -> &Path {
         &self.program
+    }
+
+    /// Its processes that look at targets.
+    pub(crate) fn looks(&mut self) -> &mut Looks {
+        &mut self.looks
     }
 
     /// Starts an injector. It does nothing until it is given its order, and ends if it is given
@@ -255,6 +263,7 @@ impl Supervisor {
 
     /// Reads what injectors said and sees which have ended.
     pub fn listen(&mut self, now: Duration, wall: Timestamp) {
+        self.looks.reap();
         for (key, injector) in &mut self.injectors {
             // Before its line is read: what it says with its last breath is heard with its end. An
             // error means that it is not our child any more: it has been reaped.
@@ -354,8 +363,6 @@ impl Live {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt as _;
-
     use super::*;
     use crate::testing;
 
@@ -366,12 +373,9 @@ mod tests {
     #[test]
     fn what_is_said_with_the_last_breath_is_heard_with_the_end() {
         let directory = tempfile::tempdir().unwrap();
-        let program = directory.path().join("speaker");
         let wait = "until dd bs=65536 count=1 >/dev/null 2>&1; do :; done";
         let speak = "printf '\"ContainerEnded\"' >&0";
-        std::fs::write(&program, format!("#!/bin/sh\n{wait}\n{speak}\n")).unwrap();
-        let executable = std::fs::Permissions::from_mode(0o755);
-        std::fs::set_permissions(&program, executable).unwrap();
+        let program = testing::program(directory.path(), &format!("{wait}\n{speak}"));
         let mut supervisor = Supervisor::new(program);
         for number in 0..200 {
             let key = testing::key(&number.to_string());

@@ -1,6 +1,11 @@
 //! Builders for tests.
 
-use std::time::Duration;
+use std::{
+    io::Write as _,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::Duration,
+};
 
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -155,6 +160,23 @@ pub(crate) fn order() -> Order {
             queues: Vec::new(),
         }),
     }
+}
+
+/// A shell script. Another process writes it: while this one has it open, so would what other tests
+/// start meanwhile, and it could not be run.
+pub(crate) fn program(directory: &Path, script: &str) -> PathBuf {
+    let path = directory.join("program");
+    let mut write = Command::new("sh")
+        .args(["-c", "cat >\"$0\" && chmod 755 \"$0\""])
+        .arg(&path)
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = write.stdin.take().unwrap();
+    write!(input, "#!/bin/sh\n{script}\n").unwrap();
+    drop(input);
+    assert!(write.wait().unwrap().success());
+    path
 }
 
 /// The same fault on containers instead: of each pod the container `app`, `containerd://1`.

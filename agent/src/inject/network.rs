@@ -16,7 +16,7 @@ use super::{Effect, reset};
 
 /// Most bytes that may wait in the queues of one fault. Their limits count packets, and of those that
 /// the network card is to cut up later each may have 64 KiB; the sender is charged for none of them.
-const MAX_HELD: u64 = 256 << 20;
+const MAX_HELD: u64 = 512 << 20;
 
 /// The table, and the queues that it sends packets to.
 #[derive(Debug)]

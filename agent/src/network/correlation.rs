@@ -91,7 +91,7 @@ mod tests {
 
     /// The share of packets that the kernel's own arithmetic picks, in percent.
     fn picked(percent: f64, correlation: f64) -> f64 {
-        const PACKETS: u32 = 400_000;
+        let packets = packets(correlation);
         let whole = f64::from(u32::MAX);
         #[expect(
             clippy::cast_possible_truncation,
@@ -101,7 +101,7 @@ mod tests {
         let share = |percent: f64| (percent / 100.0 * whole) as u32;
         let (limit, rho) = (share(percent), u64::from(share(correlation)) + 1);
         let (mut random, mut last, mut hits) = (0x2545_f491_4f6c_dd1d_u64, 0_u64, 0_u32);
-        for _ in 0..PACKETS {
+        for _ in 0..packets {
             random ^= random << 13;
             random ^= random >> 7;
             random ^= random << 17;
@@ -111,7 +111,16 @@ mod tests {
             last = u64::try_from(sum >> 32).unwrap();
             hits += u32::from(last <= u64::from(limit));
         }
-        100.0 * f64::from(hits) / f64::from(PACKETS)
+        100.0 * f64::from(hits) / f64::from(packets)
+    }
+
+    /// So many that the share can be told.
+    fn packets(correlation: f64) -> u32 {
+        if correlation < 95.0 {
+            400_000
+        } else {
+            4_000_000
+        }
     }
 
     #[test]
@@ -121,7 +130,8 @@ mod tests {
             for correlation in [0.0, 10.0, 25.0, 50.0, 75.0, 90.0, 95.0, MOST] {
                 let found = picked(threshold(percent, correlation), correlation);
                 // A run of equal fates counts as one: the higher the correlation, the fewer.
-                let runs = 400_000.0 * (100.0 - correlation) / (100.0 + correlation);
+                let runs =
+                    f64::from(packets(correlation)) * (100.0 - correlation) / (100.0 + correlation);
                 let deviation = (percent * (100.0 - percent) / runs).sqrt();
                 let allowed = 4.0 * deviation + 0.02 * percent;
                 assert!(

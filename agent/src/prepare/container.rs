@@ -1,6 +1,8 @@
 //! Prepare for faults on containers: the container is found, and what is to be done to it worked
 //! out. Nothing is built; a restarted container is found again the same way.
 
+use std::time::Duration;
+
 use windtunnel_crds::injection::{ContainerKind, NodeContainer, NodeFault, NodeKind, NodeTarget};
 use windtunnel_runtime::chain;
 
@@ -8,6 +10,7 @@ use super::{Base, Refusal, Run, Verdict, rivals::Beside};
 use crate::{
     inject,
     journal::UNWRITABLE,
+    look::{PATIENCE, UNRESPONSIVE},
     model::{ContainerEntry, Key, Objects, State},
     node::Node,
     targets::{self, TargetError},
@@ -72,8 +75,12 @@ fn find(
 }
 
 /// Finds the container that has taken the place of an entry's. One that cannot be found yet, or not
-/// be hit, is looked for again until it is given up.
-pub(crate) fn follow(node: &mut Node, key: &Key, id: &str) {
+/// be hit, is looked for again until it is given up; what does not answer holds up others, and is
+/// looked at less often.
+pub(crate) fn follow(node: &mut Node, key: &Key, id: &str, now: Duration) {
+    if node.follow_after.get(key).is_some_and(|at| now < *at) {
+        return;
+    }
     let Some(mut entry) = node.journal.entries().get(key).cloned() else {
         return;
     };
@@ -93,6 +100,9 @@ pub(crate) fn follow(node: &mut Node, key: &Key, id: &str) {
             entry.objects = Objects::Container(container);
             entry.state = State::Prepared;
             node.journal.note(entry);
+        }
+        Some(Err(Err((UNRESPONSIVE, _)))) => {
+            node.follow_after.insert(key.clone(), now + PATIENCE * 5);
         }
         Some(Err(why)) => tracing::debug!(?why, ?key, "cannot follow a container yet"),
         None => {}

@@ -180,11 +180,20 @@ pub(crate) struct Agent {
 impl Agent {
     /// One that will be told of these faults on the pod and its container, for a minute.
     pub(crate) fn new(name: &str, faults: &[&str]) -> Self {
+        Self::running(name, faults, "")
+    }
+
+    /// The same, and whatever it looks at does not answer.
+    pub(crate) fn unanswered(name: &str, faults: &[&str]) -> Self {
+        Self::running(name, faults, "[ $1 != look ] || exec sleep 600")
+    }
+
+    fn running(name: &str, faults: &[&str], first: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let pod = Pod::new(name);
         let journal = Place::new(directory.path().join("journal"));
         let starts = directory.path().join("starts");
-        let supervisor = Supervisor::new(counted(directory.path(), &starts));
+        let supervisor = Supervisor::new(counted(directory.path(), &starts, first));
         let node = Node::new(
             settings(directory.path(), &pod),
             &journal.0,
@@ -306,12 +315,13 @@ fn told(status: &NodeInjectionStatus) -> Value {
 }
 
 /// The agent's program, and before an injector a line in a file.
-fn counted(directory: &Path, starts: &Path) -> PathBuf {
+fn counted(directory: &Path, starts: &Path, first: &str) -> PathBuf {
     let path = directory.join("injector");
     let program = env!("CARGO_BIN_EXE_windtunnel-agent");
     let starts = starts.display();
-    let script =
-        format!("#!/bin/sh\n[ $1 != inject ] || echo started >> {starts}\nexec {program} \"$@\"\n");
+    let script = format!(
+        "#!/bin/sh\n{first}\n[ $1 != inject ] || echo started >> {starts}\nexec {program} \"$@\"\n"
+    );
     fs::write(&path, script).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     path

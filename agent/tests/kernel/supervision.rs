@@ -1,4 +1,5 @@
-//! An effect that is not there any more although its injector lives, told by a whole agent.
+//! What does not answer, and an effect that is not there any more although its injector lives, told by
+//! a whole agent.
 
 use crate::agent::Agent;
 use crate::support::{has_netem, name};
@@ -49,4 +50,20 @@ fn a_pod_whose_links_go_with_it_is_gone() {
     let told = agent.until("its end", |told| told["checked"] == true);
     let why = (told["state"].as_str(), told["reason"].as_str());
     assert_eq!(why, (Some("Gone"), Some("TargetGone")), "{told}");
+}
+
+#[test]
+fn what_does_not_answer_is_refused_in_time() {
+    if !has_netem() {
+        return;
+    }
+    let mut agent = Agent::unanswered("unanswered", &[DELAY, DELAY]);
+    agent.begin();
+    let told = agent.until("refused", |told| told["phase"] == "Refused");
+    assert_eq!(told["refused"], "Unresponsive");
+    let message = told["message"].as_str().unwrap();
+    assert!(
+        message.starts_with("not looked at, for pod pod of fault fault-0"),
+        "{message}"
+    );
 }

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use jiff::Timestamp;
 use serde_json::Value;
 use windtunnel_tests::cluster::poll::{reach, until};
 use windtunnel_tests::cluster::{Action, Signal};
@@ -104,7 +105,7 @@ fn a_paused_leader_is_replaced(stage: &Stage) -> Result<()> {
 }
 
 /// The API server is started anew, and then says nothing for twenty seconds, longer than the
-/// operator's lease: everybody waits. It stands still rather than being started anew, so that the outage is not as long as a
+/// operator's lease: everybody waits. For that it stands still, so that the outage is not as long as a
 /// loaded machine makes it.
 fn a_short_outage_of_the_api_server_reverts_nothing(stage: &Stage) -> Result<()> {
     let test = "a_short_outage_of_the_api_server_reverts_nothing";
@@ -120,6 +121,7 @@ fn a_short_outage_of_the_api_server_reverts_nothing(stage: &Stage) -> Result<()>
     server.act(Action::Kill)?;
     server.act(Action::Start)?;
     answers()?;
+    everybody_is_heard_of(stage)?;
     let moment = Instant::now();
     server.act(Action::Pause)?;
     reach(moment + Duration::from_secs(20));
@@ -129,6 +131,30 @@ fn a_short_outage_of_the_api_server_reverts_nothing(stage: &Stage) -> Result<()>
     scene.lamp.was_out(dark, dark + Duration::from_secs(52))?;
     stage.windtunnel.wait_for_operators()?;
     scene.is_as_before()
+}
+
+/// Waits until the leader and every agent have given a sign of life from now on.
+fn everybody_is_heard_of(stage: &Stage) -> Result<()> {
+    let now = Timestamp::now();
+    let is_later = |at: &Value| {
+        let at: Option<Timestamp> = at.as_str().and_then(|at| at.parse().ok());
+        at.is_some_and(|at| at > now)
+    };
+    until("signs of life", SOON, || {
+        let get = |what: &[&str]| {
+            let what = [what, &["--namespace", NAMESPACE]].concat();
+            stage.cluster.get(&what).unwrap_or_default()
+        };
+        let lease = get(&["lease", "windtunnel-operator"]);
+        let agents = get(&["nodeagents"]);
+        let agents = agents["items"].as_array().cloned().unwrap_or_default();
+        let is_heard_of = is_later(&lease["spec"]["renewTime"])
+            && !agents.is_empty()
+            && agents
+                .iter()
+                .all(|a| is_later(&a["status"]["heartbeatTime"]));
+        Ok(is_heard_of.then_some(()))
+    })
 }
 
 /// The API server says nothing for longer than the grace: all faults are taken back, and told when it

@@ -25,15 +25,20 @@ pub(crate) struct Arguments {
     /// Build as tests are, not as releases: quicker, and slower
     #[arg(long)]
     dev: bool,
-    /// Measure only how quickly a run begins and ends, and what windtunnel takes and writes
-    #[arg(long, conflicts_with_all = ["doses", "layers"])]
-    speed: bool,
-    /// Measure only how exact faults are, and how quickly each kind is undone
+    /// Measure only a part
     #[arg(long)]
-    doses: bool,
-    /// Measure only how long each layer of reclamation takes
-    #[arg(long, conflicts_with = "doses")]
-    layers: bool,
+    only: Option<Part>,
+}
+
+/// A part of the measurements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Part {
+    /// How quickly a run begins and ends, and what windtunnel takes and writes
+    Speed,
+    /// How long each layer of reclamation takes
+    Layers,
+    /// How exact faults are, and how quickly each kind is undone
+    Doses,
 }
 
 pub(crate) fn run(name: &str, arguments: &Arguments) -> Result<()> {
@@ -51,9 +56,7 @@ pub(crate) fn run(name: &str, arguments: &Arguments) -> Result<()> {
         if arguments.dev { "dev" } else { "release" },
         arguments.runs
     ));
-    if arguments.doses {
-        return doses::measure(&cluster, &windtunnel, arguments.runs);
-    }
+    let is_wanted = |part| arguments.only.is_none_or(|only| only == part);
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -61,20 +64,20 @@ pub(crate) fn run(name: &str, arguments: &Arguments) -> Result<()> {
     runtime.block_on(async {
         let client = cluster.client().await?;
         let bed = speed::Bed::make(&cluster, &windtunnel, client).await?;
-        if !arguments.layers {
+        if is_wanted(Part::Speed) {
             cost::idle(&cluster, &windtunnel)?;
             speed::measure(&bed, arguments.runs).await?;
             cost::writes(&bed).await?;
         }
-        if arguments.speed {
-            return Ok(());
+        if is_wanted(Part::Layers) {
+            layers::measure(&bed, &windtunnel, arguments.runs).await?;
         }
-        layers::measure(&bed, &windtunnel, arguments.runs).await
+        anyhow::Ok(())
     })?;
-    if arguments.speed || arguments.layers {
-        return Ok(());
+    if is_wanted(Part::Doses) {
+        doses::measure(&cluster, &windtunnel, arguments.runs)?;
     }
-    doses::measure(&cluster, &windtunnel, arguments.runs)
+    Ok(())
 }
 
 /// A series of measurements.
