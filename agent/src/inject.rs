@@ -7,7 +7,6 @@
 use std::{
     os::fd::{AsFd as _, BorrowedFd},
     path::{Path, PathBuf},
-    thread,
     time::{Duration, Instant},
 };
 
@@ -50,7 +49,7 @@ const PROOF: Duration = Duration::from_secs(10);
 const PROVE: Duration = Duration::from_millis(50);
 /// How long a container, or a pod, may take to be seen to end after an effect on it has vanished.
 const LOOK: Duration = Duration::from_millis(1500);
-/// How often a pod is looked at meanwhile.
+/// How often it is looked at meanwhile.
 const GLANCE: Duration = Duration::from_millis(50);
 
 /// Why an injector ends by itself.
@@ -227,7 +226,7 @@ fn hold(line: &Line, mut lease: Lease, order: Order) -> Result<(), InjectError> 
             effect,
             unproved: Some(Instant::now() + PROOF),
         },
-        Err(message) => return failed(line, &target, message),
+        Err(message) => return failed(line, &mut lease, &target, message),
     };
     let mut next_beat = Instant::now();
     loop {
@@ -237,13 +236,13 @@ fn hold(line: &Line, mut lease: Lease, order: Order) -> Result<(), InjectError> 
             }
             Some(Down::Update(table)) => match held.effect.update(table) {
                 Ok(()) => line.send(&Up::Updated)?,
-                Err(message) => return held.vanish(message),
+                Err(message) => return held.vanish(&mut lease, message),
             },
             Some(Down::Order(_)) => return Err(InjectError::NoOrder),
             None => {}
         }
         if let Err(message) = held.effect.work() {
-            return held.vanish(message);
+            return held.vanish(&mut lease, message);
         }
         if held.is_done() {
             return Ok(line.send(&Up::Done)?);
@@ -256,7 +255,7 @@ fn hold(line: &Line, mut lease: Lease, order: Order) -> Result<(), InjectError> 
         if Instant::now() >= next_beat {
             next_beat = Instant::now() + if held.unproved.is_some() { PROVE } else { BEAT };
             if let Err(message) = held.beat()? {
-                return held.vanish(message);
+                return held.vanish(&mut lease, message);
             }
         }
     }
@@ -309,7 +308,7 @@ impl Held<'_> {
     }
 
     /// The effect is not there, or not any more.
-    fn vanish(self, message: String) -> Result<(), InjectError> {
+    fn vanish(self, lease: &mut Lease, message: String) -> Result<(), InjectError> {
         let Self {
             line,
             target,
@@ -318,31 +317,30 @@ impl Held<'_> {
         } = self;
         drop(effect);
         if unproved.is_some() {
-            return failed(line, &target, message);
+            return failed(line, lease, &target, message);
         }
-        let last = target.end_within(LOOK).unwrap_or(Up::Vanished { message });
-        Ok(line.send(&last)?)
+        let ended = target.await_end(line, lease)?;
+        Ok(line.send(&ended.unwrap_or(Up::Vanished { message }))?)
     }
 
     /// The agent's next message, if one comes before `until` and before the container ends.
     fn wait(&self, until: Instant) -> Result<Option<Down>, InjectError> {
-        let container = match &self.target {
-            Target::Container(init) => Some(init.as_fd()),
-            Target::Pod(_) => None,
-        };
-        let others: Vec<BorrowedFd<'_>> = container
-            .into_iter()
-            .chain(self.effect.descriptors())
-            .collect();
+        let target = self.target.descriptor().into_iter();
+        let others: Vec<BorrowedFd<'_>> = target.chain(self.effect.descriptors()).collect();
         let until = self.effect.due().map_or(until, |due| due.min(until));
         wait(self.line, &others, until)
     }
 }
 
 /// The effect could not be brought about; where what it was to be on has ended, that is why.
-fn failed(line: &Line, target: &Target, message: String) -> Result<(), InjectError> {
-    let last = target.end_within(LOOK).unwrap_or(Up::Failed { message });
-    Ok(line.send(&last)?)
+fn failed(
+    line: &Line,
+    lease: &mut Lease,
+    target: &Target,
+    message: String,
+) -> Result<(), InjectError> {
+    let ended = target.await_end(line, lease)?;
+    Ok(line.send(&ended.unwrap_or(Up::Failed { message }))?)
 }
 
 /// What an effect is on, and ends with.
@@ -356,26 +354,40 @@ enum Target {
 impl Target {
     /// Whether it is a container that has ended.
     fn is_container_ended(&self) -> bool {
-        matches!(self, Self::Container(_)) && self.end_within(Duration::ZERO).is_some()
+        matches!(self, Self::Container(_)) && self.end().is_some()
     }
 
-    /// What to tell of its end, if it comes within some time; one that cannot be looked at is taken
-    /// to live.
-    fn end_within(&self, within: Duration) -> Option<Up> {
+    /// What becomes readable with its end, if anything does.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        match self {
+            Self::Container(init) => Some(init.as_fd()),
+            Self::Pod(_) => None,
+        }
+    }
+
+    /// What to tell of its end, if it has ended; one that cannot be looked at is taken to live.
+    fn end(&self) -> Option<Up> {
         match self {
             Self::Container(init) => {
-                let has_ended = init.ends_within(within).unwrap_or(false);
+                let has_ended = init.ends_within(Duration::ZERO).unwrap_or(false);
                 has_ended.then_some(Up::ContainerEnded)
             }
-            Self::Pod(group) => {
-                let until = Instant::now() + within;
-                while !is_deserted(group) {
-                    if Instant::now() >= until {
-                        return None;
-                    }
-                    thread::sleep(GLANCE);
-                }
-                Some(Up::PodEnded)
+            Self::Pod(group) => is_deserted(group).then_some(Up::PodEnded),
+        }
+    }
+
+    /// What to tell of its end, if it comes soon; the agent is listened to meanwhile.
+    fn await_end(&self, line: &Line, lease: &mut Lease) -> Result<Option<Up>, InjectError> {
+        let until = Instant::now() + LOOK;
+        loop {
+            let now = Instant::now();
+            let end = self.end();
+            if end.is_some() || now >= until {
+                return Ok(end);
+            }
+            let others: Vec<BorrowedFd<'_>> = self.descriptor().into_iter().collect();
+            if let Some(Down::Beat) = wait(line, &others, until.min(now + GLANCE))? {
+                lease.renew(LEASE)?;
             }
         }
     }
