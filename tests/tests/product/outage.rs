@@ -127,6 +127,7 @@ fn a_short_outage_of_the_api_server_reverts_nothing(stage: &Stage) -> Result<()>
     reach(moment + Duration::from_secs(20));
     server.act(Action::Resume)?;
     answers()?;
+    run.wait("Finished", 2 * SOON)?;
     ended(&run, "Completed", "WindowsClosed")?;
     scene.lamp.was_out(dark, dark + Duration::from_secs(52))?;
     stage.windtunnel.wait_for_operators()?;

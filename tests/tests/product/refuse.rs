@@ -391,13 +391,13 @@ fn an_unclean_node_is_not_hit(stage: &Stage) -> Result<()> {
     let node = stage.cluster.node("node2")?;
     let pid = stage.pid(&scene.echo)?;
     let script = format!(
-        "((echo 'add table netdev windtunnel-foreign {{ flags owner; }}'; exec sleep 300) | nsenter --target {pid} --net nft --interactive) </dev/null >/dev/null 2>&1 &"
+        "((echo 'add table netdev windtunnel-0123456789abcdef {{ flags owner; }}'; exec sleep 300) | nsenter --target {pid} --net nft --interactive) </dev/null >/dev/null 2>&1 &"
     );
     node.run(&["sh", "-c", &script])?.text()?;
     let tables = ["nft", "list", "tables"];
     until("a table of somebody else", SOON, || {
         let tables = stage.in_netns(&scene.echo, &tables)?;
-        Ok(tables.contains("windtunnel-foreign").then_some(()))
+        Ok(tables.contains("windtunnel-0123456789abcdef").then_some(()))
     })?;
     let found = unclean(&scene);
     let ended = node.run(&["pkill", "-f", "sleep 300"])?.text();
@@ -421,7 +421,7 @@ fn unclean(scene: &Scene<'_>) -> Result<()> {
     ensure!(clean == "False" && reason == "Residue", "status: {status}");
     let residue = &status["cleanup"]["residue"][0];
     ensure!(
-        residue["name"] == "windtunnel-foreign" && residue["removed"] == false,
+        residue["name"] == "windtunnel-0123456789abcdef" && residue["removed"] == false,
         "status: {status}"
     );
     let refused = scene.silence("refused", "20s", "0s")?;
