@@ -17,13 +17,23 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use crate::{directory::lock, watches::Triggers};
+use crate::{directory::lock, peers::Resolved, watches::Triggers};
 
 /// How many questions are under way at once.
 const AT_ONCE: usize = 16;
 
 /// The addresses of a host, or why there are none.
-pub(crate) type Answer = Result<Vec<IpAddr>, String>;
+pub(crate) type Answer = Result<Vec<IpAddr>, NoAddress>;
+
+/// Why there is no address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum NoAddress {
+    /// The name servers say that there is none.
+    Absent(String),
+    /// They do not answer, or not now: there may be one.
+    Unknown(String),
+}
+
 /// Asks a name server.
 type Ask = Box<dyn Fn(String) -> BoxFuture<'static, Answer> + Send + Sync>;
 
@@ -33,7 +43,7 @@ pub(crate) struct Times {
     /// The addresses of a host are good: less than the minute after which they are asked for again,
     /// so that no turn is missed by a moment.
     pub(crate) good: Duration,
-    /// It is taken for true that a host has no address.
+    /// It is taken for true that a host has no address, or that nobody knows.
     pub(crate) none: Duration,
     /// A name server may take.
     pub(crate) answer: Duration,
@@ -56,7 +66,7 @@ impl Default for Times {
 /// What is known of a host.
 #[derive(Debug, Default)]
 struct Known {
-    answer: Option<(Instant, Answer)>,
+    answer: Option<(Instant, Resolved)>,
     /// Since when a question is under way, if one is.
     asked: Option<Instant>,
     /// The experiments to look at when the answer changes, by namespace and name.
@@ -99,10 +109,10 @@ impl Hosts {
 
     /// The last answer about a host; `None`: there is none yet. What is not good any more is asked
     /// for; the experiment is looked at again if the answer is another.
-    pub(crate) fn look_up(&self, host: &str, user: (&str, &str)) -> Option<Answer> {
+    pub(crate) fn look_up(&self, host: &str, user: (&str, &str)) -> Option<Resolved> {
         let now = Instant::now();
         let mut known = lock(&self.known);
-        let is_of_use = |answer: &Option<(Instant, Answer)>| {
+        let is_of_use = |answer: &Option<(Instant, Resolved)>| {
             let at = answer.as_ref().map(|(at, _)| *at);
             at.is_some_and(|at| now < at + self.times.good * 2)
         };
@@ -110,8 +120,9 @@ impl Hosts {
         let entry = known.entry(host.to_owned()).or_default();
         entry.users.insert((user.0.to_owned(), user.1.to_owned()));
         let is_good = entry.answer.as_ref().is_some_and(|(at, answer)| {
-            let none = self.times.none;
-            now < *at + answer.as_ref().map_or(none, |_| self.times.good)
+            let is_found = matches!(answer, Resolved::Found(_));
+            let Times { good, none, .. } = self.times;
+            now < *at + if is_found { good } else { none }
         });
         if !is_good && entry.asked.is_none() {
             entry.asked = Some(now);
@@ -120,7 +131,7 @@ impl Hosts {
         match (&entry.answer, entry.asked) {
             (Some((_, answer)), _) => Some(answer.clone()),
             (None, Some(asked)) if now >= asked + self.times.first => {
-                Some(Err("it is not resolved yet".to_owned()))
+                Some(Resolved::Unknown("it is not resolved yet".to_owned()))
             }
             (None, _) => None,
         }
@@ -138,7 +149,8 @@ impl Hosts {
             let turn = turns.acquire().await;
             let answer = timeout(patience, answer).await;
             drop(turn);
-            let silent = |_| Err("no answer from the name server".to_owned());
+            let silence = "no answer from the name server".to_owned();
+            let silent = |_| Err(NoAddress::Unknown(silence));
             for (namespace, name) in note(&known, &host, answer.unwrap_or_else(silent)) {
                 // The receiver lives as long as the controller; without it there is nobody to tell.
                 let _ = triggers.send(ObjectRef::new(&name).within(&namespace));
@@ -161,19 +173,51 @@ fn note(
     });
     let mut known = lock(known);
     let entry = known.entry(host.to_owned()).or_default();
-    let is_news = entry.answer.as_ref().is_none_or(|(_, old)| *old != answer);
+    let before = entry.answer.take().map(|(_, old)| old);
+    let now = resolved(answer, before.clone());
+    let is_news = before.is_none_or(|old| old != now);
     entry.asked = None;
-    entry.answer = Some((Instant::now(), answer));
+    entry.answer = Some((Instant::now(), now));
     let users = std::mem::take(&mut entry.users);
     if is_news { users } else { BTreeSet::new() }
 }
 
+/// What is known after an answer. One that says nothing takes nothing away.
+fn resolved(answer: Answer, before: Option<Resolved>) -> Resolved {
+    match (answer, before) {
+        (Ok(addresses), _) => Resolved::Found(addresses),
+        // What was said for certain counts until something else is.
+        (Err(NoAddress::Absent(why)), _)
+        | (Err(NoAddress::Unknown(_)), Some(Resolved::Absent(why))) => Resolved::Absent(why),
+        (
+            Err(NoAddress::Unknown(why)),
+            Some(Resolved::Found(addresses) | Resolved::Kept { addresses, .. }),
+        ) => Resolved::Kept { addresses, why },
+        (Err(NoAddress::Unknown(why)), _) => Resolved::Unknown(why),
+    }
+}
+
 async fn resolve(resolver: Option<TokioResolver>, host: String) -> Answer {
-    let resolver = resolver.ok_or("no name server is known")?;
-    let found = resolver.lookup_ip(host).await;
-    found
-        .map(|found| found.iter().collect())
-        .map_err(|error| error.to_string())
+    let Some(resolver) = resolver else {
+        return Err(NoAddress::Unknown("no name server is known".to_owned()));
+    };
+    let error = match resolver.lookup_ip(&*host).await {
+        Ok(found) => return Ok(found.iter().collect()),
+        Err(error) => error,
+    };
+    let is_absent = if error.is_no_records_found() && !error.is_nx_domain() {
+        // That is said of one kind of address, and the question for the other may have failed.
+        let found = resolver.ipv4_lookup(&*host).await;
+        found.is_err_and(|error| error.is_no_records_found())
+    } else {
+        error.is_nx_domain()
+    };
+    let why = error.to_string();
+    Err(if is_absent {
+        NoAddress::Absent(why)
+    } else {
+        NoAddress::Unknown(why)
+    })
 }
 
 #[cfg(test)]
@@ -188,7 +232,7 @@ mod tests {
     use super::*;
 
     const USER: (&str, &str) = ("shop", "run");
-    const SOON: Duration = Duration::from_secs(60);
+    const SOON: Duration = Duration::from_mins(1);
 
     fn address(last: u8) -> IpAddr {
         [192, 0, 2, last].into()
@@ -240,7 +284,7 @@ mod tests {
         assert_eq!(hosts.look_up("a", USER), None);
         assert_eq!(hosts.look_up("a", USER), None);
         timeout(SOON, triggered.recv()).await.unwrap().unwrap();
-        let first = Some(Ok(vec![address(1), address(2)]));
+        let first = Some(Resolved::Found(vec![address(1), address(2)]));
         for questions in [1, 2] {
             assert_eq!(hosts.look_up("a", USER), first);
             assert_eq!(asked.load(Ordering::SeqCst), questions);
@@ -250,7 +294,8 @@ mod tests {
             answered(&hosts, "a").await;
         }
         timeout(SOON, triggered.recv()).await.unwrap().unwrap();
-        assert_eq!(hosts.look_up("a", USER), Some(Ok(vec![address(3)])));
+        let third = Some(Resolved::Found(vec![address(3)]));
+        assert_eq!(hosts.look_up("a", USER), third);
         assert!(triggered.try_recv().is_err(), "told of news only");
     }
 
@@ -264,8 +309,47 @@ mod tests {
         let hosts = Hosts::asking(never, times, mpsc::unbounded_channel().0);
         assert_eq!(hosts.look_up("a", USER), None);
         answered(&hosts, "a").await;
-        let silence = Err("no answer from the name server".to_owned());
+        let silence = Resolved::Unknown("no answer from the name server".to_owned());
         assert_eq!(hosts.look_up("a", USER), Some(silence));
+    }
+
+    #[tokio::test]
+    async fn a_name_server_that_fails_takes_no_address_away() {
+        let absent = |why: &str| Err(NoAddress::Absent(why.to_owned()));
+        let unknown = |why: &str| Err(NoAddress::Unknown(why.to_owned()));
+        let found = |last| Resolved::Found(vec![address(last)]);
+        let kept = |why: &str| Resolved::Kept {
+            addresses: vec![address(1)],
+            why: why.to_owned(),
+        };
+        let gone = || Resolved::Absent("no such host".to_owned());
+        let steps = [
+            (unknown("busy"), Resolved::Unknown("busy".to_owned())),
+            (Ok(vec![address(1)]), found(1)),
+            (unknown("busy"), kept("busy")),
+            (unknown("silence"), kept("silence")),
+            (absent("no such host"), gone()),
+            (unknown("busy"), gone()),
+            (Ok(vec![address(2)]), found(2)),
+        ];
+        let (triggers, mut triggered) = mpsc::unbounded_channel();
+        let (answers, expected): (Vec<Answer>, Vec<_>) = steps.into_iter().unzip();
+        let answers = Mutex::new(answers.into_iter());
+        let ask = move |_| {
+            let answer = lock(&answers).next().unwrap();
+            async move { answer }.boxed()
+        };
+        let hosts = Hosts::asking(Box::new(ask), Times::default(), triggers);
+        let mut before = None;
+        for expected in expected {
+            assert_eq!(hosts.look_up("a", USER), before);
+            answered(&hosts, "a").await;
+            let is_news = before.as_ref() != Some(&expected);
+            assert_eq!(triggered.try_recv().is_ok(), is_news, "{expected:?}");
+            assert_eq!(hosts.look_up("a", USER).as_ref(), Some(&expected));
+            age(&hosts, "a", hosts.times.good);
+            before = Some(expected);
+        }
     }
 
     #[tokio::test]
@@ -296,7 +380,7 @@ mod tests {
         until(|| open.load(Ordering::SeqCst) >= AT_ONCE).await;
         assert_eq!(hosts.look_up(&last, USER), None);
         age(&hosts, &last, times.first);
-        let waited = Err("it is not resolved yet".to_owned());
+        let waited = Resolved::Unknown("it is not resolved yet".to_owned());
         assert_eq!(hosts.look_up(&last, USER), Some(waited));
         assert_eq!(open.load(Ordering::SeqCst), AT_ONCE);
         end.add_permits(1);

@@ -35,7 +35,25 @@ pub struct Directory {
     /// The endpoint slices of those Services.
     pub slices: Vec<EndpointSlice>,
     /// Addresses of the hosts, or why there are none; without those that nobody has answered for yet.
-    pub hosts: BTreeMap<String, Result<Vec<IpAddr>, String>>,
+    pub hosts: BTreeMap<String, Resolved>,
+}
+
+/// What is known of a host's addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Resolved {
+    /// These they are.
+    Found(Vec<IpAddr>),
+    /// These they were; what they are now nobody says.
+    Kept {
+        /// The addresses found last.
+        addresses: Vec<IpAddr>,
+        /// Why there are none newer.
+        why: String,
+    },
+    /// The name servers say that there is none.
+    Absent(String),
+    /// This replica was told nothing so far, and why.
+    Unknown(String),
 }
 
 /// Peers as addresses.
@@ -45,8 +63,10 @@ pub struct PeerSet {
     pub groups: Vec<PeerGroup>,
     /// What the user should know about the choice.
     pub notes: Vec<String>,
-    /// A host has no address: it is asked for again soon.
+    /// Of a host no address is known, or none of now: it is asked for again soon.
     pub is_partial: bool,
+    /// Whether a host has addresses is not known: those that nodes have of it may be good.
+    pub is_doubtful: bool,
     /// The hosts that nobody has answered for yet: without them the set is not to be used.
     pub awaited: Vec<String>,
 }
@@ -93,18 +113,8 @@ pub fn resolve(
     let mut set = PeerSet::default();
     let mut addresses: BTreeSet<IpNet> = cidrs.iter().map(|cidr| cidr.0).collect();
     for host in hosts {
-        match directory.hosts.get(&host.0) {
-            Some(Ok(found)) => addresses.extend(found.iter().copied().map(IpNet::from)),
-            Some(Err(why)) => {
-                set.is_partial = true;
-                set.notes
-                    .push(format!("host {} has no address: {why}", host.0));
-            }
-            None => {
-                set.is_partial = true;
-                set.awaited.push(host.0.clone());
-            }
-        }
+        let found = known(&host.0, directory, &mut set);
+        addresses.extend(found.iter().copied().map(IpNet::from));
     }
     if pod_selector.is_some() {
         addresses.extend(directory.selected.iter().copied().map(IpNet::from));
@@ -142,6 +152,30 @@ pub fn resolve(
     match ports.filter(|ports| *ports > MAX_PORTS) {
         Some(ports) => Err(PeerError::TooManyPorts(ports)),
         None => Ok(set),
+    }
+}
+
+/// The addresses known of a host, now or before. What is wrong with them is said in the set.
+fn known<'a>(host: &str, directory: &'a Directory, set: &mut PeerSet) -> &'a [IpAddr] {
+    let known = directory.hosts.get(host);
+    set.is_partial |= !matches!(known, Some(Resolved::Found(_)));
+    set.is_doubtful |= matches!(known, Some(Resolved::Unknown(_)));
+    match known {
+        Some(Resolved::Found(found)) => found,
+        Some(Resolved::Kept { addresses, why }) => {
+            set.notes.push(format!(
+                "host {host}: {why}; the addresses found before stay in force"
+            ));
+            addresses
+        }
+        Some(Resolved::Absent(why) | Resolved::Unknown(why)) => {
+            set.notes.push(format!("host {host} has no address: {why}"));
+            &[]
+        }
+        None => {
+            set.awaited.push(host.to_owned());
+            &[]
+        }
     }
 }
 
@@ -352,6 +386,50 @@ mod tests {
             services: serde_json::from_value(all(&service)).unwrap(),
             slices: serde_json::from_value(all(&slice)).unwrap(),
             ..Directory::default()
+        }
+    }
+
+    #[test]
+    fn a_host_that_nobody_can_say_anything_new_of_keeps_its_addresses() {
+        let peers: Peers = serde_json::from_value(json!({"hosts": ["a", "b"]})).unwrap();
+        let one: IpAddr = [192, 0, 2, 1].into();
+        let two: IpAddr = [192, 0, 2, 2].into();
+        let why = || "no answer".to_owned();
+        let kept = Resolved::Kept {
+            addresses: vec![two],
+            why: why(),
+        };
+        for (b, count, note, flags) in [
+            (Resolved::Found(vec![two]), 2, "", (false, false)),
+            (
+                kept,
+                2,
+                "host b: no answer; the addresses found before stay in force",
+                (true, false),
+            ),
+            (
+                Resolved::Absent(why()),
+                1,
+                "host b has no address: no answer",
+                (true, false),
+            ),
+            (
+                Resolved::Unknown(why()),
+                1,
+                "host b has no address: no answer",
+                (true, true),
+            ),
+        ] {
+            let a = ("a".to_owned(), Resolved::Found(vec![one]));
+            let directory = Directory {
+                hosts: [a, ("b".to_owned(), b)].into(),
+                ..Directory::default()
+            };
+            let set = resolve(&peers, "shop", &directory).unwrap();
+            let addresses = set.groups[0].addresses.as_ref().unwrap();
+            assert_eq!(addresses.len(), count, "{set:?}");
+            assert_eq!(set.notes.join(", "), note);
+            assert_eq!((set.is_partial, set.is_doubtful), flags);
         }
     }
 

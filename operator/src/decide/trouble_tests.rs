@@ -239,7 +239,7 @@ fn hosts_that_nobody_answered_for_yet_are_waited_for_and_take_nothing_away() {
     assert_eq!(sim.phase(), Phase::Pending);
     let message = sim.status().message;
     assert_eq!(message, "waiting for the addresses of host db.example.com");
-    sim.peers = Ok(known);
+    sim.peers = Ok(known.clone());
     sim.settle();
     assert_eq!(sim.phase(), Phase::Preparing);
     sim.all(I::Prepared, T::Prepared);
@@ -251,6 +251,28 @@ fn hosts_that_nobody_answered_for_yet_are_waited_for_and_take_nothing_away() {
     sim.settle();
     assert_eq!(sim.observed.injections, before);
     assert_eq!(sim.fault("slow").notes, ["a note"]);
+    // The first answer that it gets is none.
+    sim.peers = Ok(PeerSet {
+        groups: vec![PeerGroup {
+            addresses: Some(Vec::new()),
+            ports: Vec::new(),
+        }],
+        notes: vec!["host db.example.com has no address: busy".to_owned()],
+        is_partial: true,
+        is_doubtful: true,
+        ..PeerSet::default()
+    });
+    sim.settle();
+    assert_eq!(sim.observed.injections, before);
+    let notes = sim.fault("slow").notes;
+    assert_eq!(
+        notes[1..],
+        ["the peers found before stay in force meanwhile"]
+    );
+    // The name servers know of none any more.
+    sim.peers.as_mut().unwrap().is_doubtful = false;
+    sim.settle();
+    assert_ne!(sim.observed.injections, before);
 }
 
 #[test]

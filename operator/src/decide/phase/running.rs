@@ -97,7 +97,11 @@ impl Pass<'_> {
             let notes = match self.observed.peers.get(&fault.name) {
                 None => continue,
                 Some(Ok(peers)) if !peers.awaited.is_empty() => continue,
-                Some(Ok(peers)) => peers.notes.clone(),
+                Some(Ok(peers)) => {
+                    let stay = "the peers found before stay in force meanwhile".to_owned();
+                    let stay = peers.is_doubtful.then_some(stay);
+                    peers.notes.iter().cloned().chain(stay).collect()
+                }
                 Some(Err(error)) => vec![format!("{error}: those found before stay in force")],
             };
             if let Some(status) = self.status.faults.iter_mut().find(|f| f.name == fault.name) {
@@ -153,8 +157,8 @@ fn has_hosts(fault: &Fault) -> bool {
 /// A node's fault with the peers that are to be met, and the containers that are there, now.
 fn refresh(observed: &Observed, fault: &mut NodeFault) {
     match (&mut fault.network, observed.peers.get(&fault.name)) {
-        // A new leader does not know yet what the old one did.
-        (Some(network), Some(Ok(peers))) if peers.awaited.is_empty() => {
+        // A new leader does not know yet what the old one did, and may be unable to learn it.
+        (Some(network), Some(Ok(peers))) if peers.awaited.is_empty() && !peers.is_doubtful => {
             if let Some(groups) = &mut network.peers {
                 groups.clone_from(&peers.groups);
             }
