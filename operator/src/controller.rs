@@ -134,7 +134,7 @@ async fn reconcile(cached: Arc<ChaosExperiment>, ctx: Arc<Ctx>) -> Result<Requeu
         .observe(started.elapsed().as_secs_f64());
     let trouble = result.as_ref().err().filter(|error| !error.is_stale());
     ctx.recent
-        .passed(&experiment, trouble.map(|e| chain(e)), now);
+        .passed(&experiment, trouble.map(|e| e.trouble(now)));
     Ok(result?.map_or_else(Requeue::await_change, |at| {
         Requeue::requeue(until(at, act::now()))
     }))

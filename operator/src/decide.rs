@@ -88,10 +88,20 @@ pub struct Observed {
 pub struct Trouble {
     /// What went wrong last.
     pub message: String,
-    /// Since when no pass went well.
+    /// Since when no pass went well, and all failed in this way.
     pub since: Timestamp,
-    /// What this pass could not read of all that it needs.
+    /// Why the pass could not read all that it needs, if that is how it failed.
     pub unread: Option<Unread>,
+}
+
+impl Trouble {
+    /// Trouble that comes after this: one of the same kind has lasted since it began.
+    pub(crate) fn after(mut self, before: Option<&Self>) -> Self {
+        if let Some(before) = before.filter(|before| before.unread == self.unread) {
+            self.since = before.since;
+        }
+        self
+    }
 }
 
 /// Why something could not be read.

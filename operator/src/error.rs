@@ -1,6 +1,10 @@
 //! What can go wrong in a pass, by phase.
 
+use jiff::Timestamp;
 use thiserror::Error;
+use windtunnel_runtime::chain;
+
+use crate::decide::Trouble;
 
 /// A pass over an experiment failed; it will be tried again.
 #[derive(Debug, Error)]
@@ -19,6 +23,18 @@ impl Error {
     #[must_use]
     pub(crate) fn is_stale(&self) -> bool {
         matches!(self, Self::Act(error) if error.is_stale())
+    }
+
+    /// As the trouble that began with this pass.
+    pub(crate) fn trouble(&self, now: Timestamp) -> Trouble {
+        Trouble {
+            message: chain(self),
+            since: now,
+            unread: match self {
+                Self::Observe(error) => Some(error.kind()),
+                Self::Act(_) => None,
+            },
+        }
     }
 }
 

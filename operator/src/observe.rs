@@ -67,7 +67,7 @@ pub(crate) enum ObserveError {
 
 impl ObserveError {
     /// Whether it is of any use to try again.
-    fn kind(&self) -> Unread {
+    pub(crate) fn kind(&self) -> Unread {
         let source = match self {
             Self::Read { source, .. } => source,
             Self::Selector { .. }
@@ -128,16 +128,22 @@ pub(crate) async fn observe(
     // Cancel-safe: what was read by then is in place.
     let read = timeout(ctx.patience, read(ctx, &needs, &mut observed)).await;
     match read.unwrap_or(Err(ObserveError::Silence("what the run needs"))) {
-        Ok(()) => Ok((observed, None)),
+        Ok(()) => {
+            // Of what is read now nothing is unread, whatever was the last time.
+            if let Some(trouble) = &mut observed.trouble {
+                trouble.unread = None;
+            }
+            Ok((observed, None))
+        }
         Err(error) => match phase.unwrap_or_default() {
             Phase::Running => Ok((observed, Some(error))),
             Phase::Pending => {
-                let before = observed.trouble.as_ref();
-                observed.trouble = Some(Trouble {
+                let trouble = Trouble {
                     message: chain(&error),
-                    since: before.map_or(now, |before| before.since),
+                    since: now,
                     unread: Some(error.kind()),
-                });
+                };
+                observed.trouble = Some(trouble.after(observed.trouble.as_ref()));
                 Ok((observed, Some(error)))
             }
             _ => Err(error),

@@ -132,8 +132,8 @@ impl Bench {
         }
         let experiment = self.ctx.recent.freshest(Arc::new(self.experiment()));
         let result = pass(&self.ctx, experiment.clone(), self.now).await;
-        let trouble = result.as_ref().err().map(|error| chain(error));
-        self.ctx.recent.passed(&experiment, trouble, self.now);
+        let trouble = result.as_ref().err().map(|error| error.trouble(self.now));
+        self.ctx.recent.passed(&experiment, trouble);
         result
     }
 

@@ -6,7 +6,6 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use jiff::Timestamp;
 use kube::ResourceExt as _;
 use windtunnel_crds::ChaosExperiment;
 
@@ -72,25 +71,15 @@ impl Recent {
         doings.attempts.insert(pod, attempt);
     }
 
-    /// How a pass has failed that was made at this time; `None`: it has not.
-    pub(crate) fn passed(
-        &self,
-        experiment: &ChaosExperiment,
-        failure: Option<String>,
-        now: Timestamp,
-    ) {
+    /// How a pass has failed; `None`: it has not.
+    pub(crate) fn passed(&self, experiment: &ChaosExperiment, failure: Option<Trouble>) {
         let mut recent = self.lock();
         match (recent.get_mut(&uid(experiment)), failure) {
             (Some(doings), None) => doings.trouble = None,
             (None, None) => {}
-            (_, Some(message)) => {
+            (_, Some(trouble)) => {
                 let doings = recent.entry(uid(experiment)).or_default();
-                let since = doings.trouble.as_ref().map_or(now, |before| before.since);
-                doings.trouble = Some(Trouble {
-                    message,
-                    since,
-                    unread: None,
-                });
+                doings.trouble = Some(trouble.after(doings.trouble.as_ref()));
             }
         }
     }
@@ -124,8 +113,10 @@ fn uid(experiment: &ChaosExperiment) -> String {
 
 #[cfg(test)]
 mod tests {
+    use jiff::Timestamp;
+
     use super::*;
-    use crate::decide::testing::experiment;
+    use crate::decide::{Unread, testing::experiment};
 
     fn at(version: &str) -> ChaosExperiment {
         let mut experiment = experiment("{duration: 1m, faults: []}");
@@ -146,25 +137,40 @@ mod tests {
     }
 
     #[test]
-    fn trouble_lasts_from_the_first_pass_that_failed() {
+    fn trouble_lasts_from_the_first_pass_that_failed_in_this_way() {
         let recent = Recent::default();
-        let at_second = |second| Timestamp::from_second(second).unwrap();
-        let pass = |failure: Option<&str>, second| {
-            recent.passed(&at("1"), failure.map(str::to_owned), at_second(second));
-            let trouble = recent.doings(&at("1")).1;
-            trouble.map(|t| (t.message, t.since.as_second()))
+        let trouble = |message: &str, unread, second| Trouble {
+            message: message.to_owned(),
+            since: Timestamp::from_second(second).unwrap(),
+            unread,
         };
-        assert_eq!(pass(None, 1), None);
-        assert_eq!(pass(Some("a"), 2), Some(("a".to_owned(), 2)));
-        assert_eq!(pass(Some("b"), 3), Some(("b".to_owned(), 2)));
-        assert_eq!(pass(None, 4), None);
-        assert_eq!(pass(Some("c"), 5), Some(("c".to_owned(), 5)));
+        let (failed, forbidden) = (Some(Unread::Failed), Some(Unread::Forbidden));
+        for (second, failure, since) in [
+            (1, None, 0),
+            (2, Some(("a", None)), 2),
+            (3, Some(("b", None)), 2),
+            (4, None, 0),
+            (5, Some(("c", failed)), 5),
+            (6, Some(("d", failed)), 5),
+            (7, Some(("e", forbidden)), 7),
+            (8, Some(("f", forbidden)), 7),
+            (9, Some(("g", None)), 9),
+        ] {
+            let at_time = |time| failure.map(|(message, kind)| trouble(message, kind, time));
+            recent.passed(&at("1"), at_time(second));
+            assert_eq!(recent.doings(&at("1")).1, at_time(since), "{second}");
+        }
     }
 
     #[test]
     fn what_is_gone_is_forgotten() {
         let recent = Recent::default();
-        recent.passed(&at("1"), Some("no".to_owned()), Timestamp::UNIX_EPOCH);
+        let trouble = Trouble {
+            message: "no".to_owned(),
+            since: Timestamp::UNIX_EPOCH,
+            unread: None,
+        };
+        recent.passed(&at("1"), Some(trouble));
         assert!(recent.doings(&at("1")).1.is_some());
         recent.retain(|uid| uid == "run-uid");
         assert_eq!(recent.lock().len(), 1);

@@ -52,6 +52,35 @@ async fn targets_that_are_not_listed_do_not_leave_the_run_hanging_in_silence() {
     }
 }
 
+/// Rights may come into force after the API server is back: its outage is no part of that time.
+#[tokio::test]
+async fn being_refused_after_an_outage_is_no_lasting_refusal() {
+    let mut bench = Bench::new();
+    for (seconds, code, phase) in [
+        (0, 500, Phase::Pending),
+        (20, 500, Phase::Pending),
+        (1, 403, Phase::Pending),
+        (9, 403, Phase::Pending),
+        (1, 403, Phase::Failed),
+    ] {
+        bench.advance(seconds);
+        bench.server.refuse(Refusal::always("GET pods", code));
+        for _ in 0..4 {
+            let _ = bench.pass().await;
+        }
+        assert_eq!(bench.phase(), phase, "{code}: {:#?}", bench.status());
+    }
+    // One that is over by the next pass keeps nothing from beginning.
+    let mut bench = Bench::new();
+    bench.server.refuse(Refusal::always("GET pods", 403));
+    for _ in 0..4 {
+        let _ = bench.pass().await;
+    }
+    bench.server.refuse(None);
+    bench.pass().await.unwrap();
+    assert_eq!(bench.phase(), Phase::Preparing);
+}
+
 /// A run whose peer is a host, beside the bench's.
 fn with_host(bench: &Bench, number: usize) -> (String, ChaosExperiment) {
     let name = format!("waits-{number}");
