@@ -7,7 +7,10 @@ use windtunnel_crds::{
     residue::{Residue, ResidueKind},
 };
 
-use super::testing::{DELAY, Sim, is, pods, seconds};
+use super::{
+    rollup,
+    testing::{DELAY, Sim, is, pods, seconds},
+};
 
 /// A delay on two pods of two nodes, in place.
 fn running() -> Sim {
@@ -95,4 +98,25 @@ fn residue_is_told_until_it_is_gone() {
         1,
         "what was found stays told"
     );
+}
+
+#[test]
+fn the_time_of_a_check_outlives_the_audit_that_told_it() {
+    let mut sim = running();
+    sim.advance(seconds(60));
+    sim.all(I::Recovered, T::Recovered);
+    audit(&mut sim, false);
+    let mut status = sim.status();
+    let mut cleanup = status.cleanup.clone().unwrap();
+    cleanup.rechecked_at = Some(MicroTime(sim.now));
+    assert!(cleanup.checked_at.is_some());
+    status.cleanup = Some(cleanup.clone());
+    for lost in [false, true] {
+        if lost {
+            let injection = sim.observed.injections[1].status.as_mut().unwrap();
+            injection.audit = None;
+        }
+        rollup::cleanup(&sim.observed, &mut status, sim.now);
+        assert_eq!(status.cleanup, Some(cleanup.clone()), "lost: {lost}");
+    }
 }

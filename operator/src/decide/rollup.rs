@@ -371,7 +371,13 @@ pub(crate) fn cleanup(observed: &Observed, status: &mut ChaosExperimentStatus, n
     };
     // What was found is written down before the others are checked: its injection may go first.
     if is_checked || !found.residue.is_empty() {
-        status.cleanup = Some(found);
+        let told = status.cleanup.take().unwrap_or_default();
+        // That they were checked stays true, whoever does not say so any more.
+        status.cleanup = Some(Cleanup {
+            checked_at: found.checked_at.or(told.checked_at),
+            rechecked_at: found.rechecked_at.or(told.rechecked_at),
+            residue: found.residue,
+        });
     }
     if is_doubted && !is_checked {
         return;
