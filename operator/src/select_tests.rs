@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use futures::FutureExt as _;
 use tokio::time::{sleep, timeout};
-use windtunnel_crds::{ChaosExperiment, ChaosExperimentStatus, status::Phase};
+use windtunnel_crds::{ChaosExperiment, ChaosExperimentStatus, network::Spare, status::Phase};
 
 use super::{
     pass,
@@ -37,7 +37,7 @@ async fn targets_that_are_not_listed_do_not_leave_the_run_hanging_in_silence() {
             assert_eq!(bench.phase(), phase, "{code}: {:#?}", bench.status());
         }
         let status = bench.status();
-        let words = "cannot select the targets: cannot read the pods of fault slow";
+        let words = "cannot begin: cannot read the pods of fault slow";
         assert!(status.message.starts_with(words), "{}", status.message);
         assert!(status.message.contains("refused: "), "{}", status.message);
         assert_eq!(conditions(&status)[0].0, "False");
@@ -49,6 +49,29 @@ async fn targets_that_are_not_listed_do_not_leave_the_run_hanging_in_silence() {
         } else {
             assert_eq!(bench.phase(), Phase::Failed);
         }
+    }
+}
+
+/// The run does not speak of targets where it is something else that is refused.
+#[tokio::test]
+async fn what_is_refused_is_told() {
+    for (request, what) in [
+        ("GET services", "the cluster's DNS Service"),
+        ("GET endpointslices", "the endpoints of the cluster's DNS"),
+    ] {
+        let mut bench = Bench::new();
+        let mut experiment = bench.experiment();
+        let network = experiment.spec.faults[0].network.as_mut().unwrap();
+        network.spare = vec![Spare::ClusterDNS];
+        bench.server.put(EXPERIMENT, &experiment);
+        bench.server.refuse(Refusal::always(request, 400));
+        for _ in 0..4 {
+            let _ = bench.pass().await;
+        }
+        let message = bench.status().message;
+        let words = format!("cannot begin: cannot read {what}: ");
+        assert!(message.starts_with(&words), "{message}");
+        assert_eq!(bench.phase(), Phase::Failed);
     }
 }
 

@@ -22,7 +22,7 @@ pub(crate) enum Ending {
     NotAllowed,
     /// The selector does not yield the targets that were asked for.
     TargetsMissing,
-    /// The API server does not list the targets.
+    /// What the selection of targets and peers takes cannot be read, now or later.
     SelectionRefused,
     /// A target is on a node that takes no faults.
     NodeUnavailable,

@@ -137,11 +137,8 @@ impl Pass<'_> {
     /// Ends the run where it is of no use to try again; else says what it waits for, if it does so for
     /// long.
     fn cannot_begin(&mut self, trouble: &Trouble) {
-        let what = match trouble.unread {
-            Some(_) => "cannot select the targets",
-            None => "cannot begin",
-        };
-        let message = format!("{what}: {}", trouble.message);
+        // It may be pods that cannot be read, peers or the cluster's DNS: the trouble says so.
+        let message = format!("cannot begin: {}", trouble.message);
         let is_lasting = self.now >= trouble.since + PATIENCE;
         match trouble.unread {
             Some(Unread::Senseless) => self.end_untouched(Ending::SelectionRefused, &message),

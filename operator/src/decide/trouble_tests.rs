@@ -51,7 +51,7 @@ fn targets_that_cannot_be_listed_end_the_run_or_are_told() {
             assert_eq!(&found, expected, "{unread:?}");
         }
         let message = sim.status().message;
-        assert_eq!(message, "cannot select the targets: no: 'a b'");
+        assert_eq!(message, "cannot begin: no: 'a b'");
         assert!(sim.observed.injections.is_empty());
         // It comes to an end, and the run goes on as if there had been none.
         sim.observed.trouble = None;
