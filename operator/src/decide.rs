@@ -2,7 +2,8 @@
 //!
 //! `phase` is the state machine; `draw` chooses targets, `guard` refuses, `plan` says what each
 //! node should be asked, `kill` runs podKill faults, `rollup` makes the status from what the
-//! nodes reported. None of them has a client, a clock, a log or chance.
+//! nodes reported, `cleanup` from what they found left. None of them has a client, a clock, a log
+//! or chance.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,6 +18,7 @@ use crate::{
     peers::{PeerError, PeerSet},
 };
 
+mod cleanup;
 #[cfg(test)]
 mod container_tests;
 mod draw;

@@ -8,7 +8,7 @@ use windtunnel_crds::{
 };
 
 use super::{
-    rollup,
+    cleanup,
     testing::{DELAY, Sim, is, pods, seconds},
 };
 
@@ -116,7 +116,7 @@ fn the_time_of_a_check_outlives_the_audit_that_told_it() {
             let injection = sim.observed.injections[1].status.as_mut().unwrap();
             injection.audit = None;
         }
-        rollup::cleanup(&sim.observed, &mut status, sim.now);
+        cleanup::check(&sim.observed, &mut status, sim.now);
         assert_eq!(status.cleanup, Some(cleanup.clone()), "lost: {lost}");
     }
 }

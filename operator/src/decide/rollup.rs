@@ -3,26 +3,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use windtunnel_crds::{
-    ChaosExperimentStatus, NodeInjection,
+    ChaosExperimentStatus,
     conditions::{ConditionStatus as Is, ConditionType, condition, set_condition},
     fault::{Fault, Kind},
-    injection::{Audit, TargetState, TargetStatus},
-    status::{Cleanup, DrawnPod, FaultPhase, FaultStatus, Summary},
+    injection::{TargetState, TargetStatus},
+    status::{DrawnPod, FaultPhase, FaultStatus, Summary},
 };
 
-use super::{Agent, Observed, plan};
-
-/// A node was not heard of until the end: whether it is clean nobody knows.
-pub(crate) const NOT_REPORTED: &str = "NotReported";
-/// Something of an ended fault is left.
-const RESIDUE: &str = "Residue";
-/// A node injection was deleted by hand: nobody can report for it any more.
-pub(crate) const WITHDRAWN: &str = "Withdrawn";
-
-/// A node injection is gone before its agent has reported the end.
-const NOBODY_REPORTS: &str = "a node injection was deleted by somebody; its agent takes its faults back, and cannot report that";
+use super::{
+    Agent, Observed,
+    cleanup::{self, NOBODY_REPORTS, RESIDUE, Verdict, WITHDRAWN},
+    plan,
+};
 
 /// The longest name of a counter, and how many a fault may have.
 const COUNTER: usize = 32;
@@ -94,7 +87,7 @@ pub(crate) fn roll_up(observed: &Observed, status: &mut ChaosExperimentStatus, n
         set(ConditionType::Injected, verdict);
     }
     set(ConditionType::Recovered, recovered(&parts));
-    cleanup(observed, status, now);
+    cleanup::check(observed, status, now);
     summarize(status);
 }
 
@@ -256,8 +249,6 @@ fn message(part: &Part<'_>, fault: &FaultStatus) -> String {
     }
 }
 
-type Verdict = (Is, &'static str, String);
-
 /// Whether every window opened so far was read back on every target.
 ///
 /// `None`: as was said before.
@@ -346,112 +337,6 @@ fn recovered(parts: &[Part<'_>]) -> Verdict {
         }
         true => (Is::True, "Recovered", message),
         false => (Is::False, "NotOver", message),
-    }
-}
-
-/// What the nodes were checked for. Reports only add to it: an injection that is gone by now has
-/// reported before.
-pub(crate) fn cleanup(observed: &Observed, status: &mut ChaosExperimentStatus, now: Timestamp) {
-    let injections = &observed.injections;
-    let is_because = |reason: &str| {
-        let said = condition(&status.conditions, ConditionType::Clean);
-        said.is_some_and(|c| c.reason == reason)
-    };
-    let is_withdrawn = is_because(WITHDRAWN) || !plan::withdrawn(observed, status).is_empty();
-    let is_doubted = is_because(NOT_REPORTED);
-    if injections.is_empty() && !is_withdrawn {
-        return;
-    }
-    let found = found(injections, status.cleanup.as_ref());
-    let is_checked = found.checked_at.is_some();
-    let verdict = match clean(&found) {
-        verdict if verdict.0 == Is::False && verdict.1 == RESIDUE => verdict,
-        _ if is_withdrawn => (Is::Unknown, WITHDRAWN, NOBODY_REPORTS.to_owned()),
-        verdict => verdict,
-    };
-    // What was found is written down before the others are checked: its injection may go first.
-    if is_checked || !found.residue.is_empty() {
-        let told = status.cleanup.take().unwrap_or_default();
-        // That they were checked stays true, whoever does not say so any more.
-        status.cleanup = Some(Cleanup {
-            checked_at: found.checked_at.or(told.checked_at),
-            rechecked_at: found.rechecked_at.or(told.rechecked_at),
-            residue: found.residue,
-        });
-    }
-    if is_doubted && !is_checked {
-        return;
-    }
-    set_condition(
-        &mut status.conditions,
-        ConditionType::Clean,
-        verdict,
-        observed.experiment.metadata.generation,
-        now,
-    );
-}
-
-/// What the injections say, and what was said before by those that are gone.
-fn found(injections: &[NodeInjection], before: Option<&Cleanup>) -> Cleanup {
-    let told = before.cloned().unwrap_or_default();
-    let latest = |pick: fn(&Audit) -> Option<&MicroTime>, before: Option<MicroTime>| {
-        let audits = injections
-            .iter()
-            .map(|i| i.status.as_ref().and_then(|s| s.audit.as_ref()));
-        let times: Option<Vec<_>> = audits.map(|a| a.and_then(pick).cloned()).collect();
-        times.and_then(|t| t.into_iter().chain(before).max_by_key(|t| t.0))
-    };
-    let is_gone = |node: &str| !injections.iter().any(|i| i.spec.node_name == node);
-    let gone = told
-        .residue
-        .into_iter()
-        .filter(|residue| is_gone(&residue.node));
-    let mut residue: Vec<_> = injections.iter().flat_map(residue_of).chain(gone).collect();
-    residue.sort();
-    Cleanup {
-        checked_at: latest(|a| a.checked_at.as_ref(), told.checked_at),
-        rechecked_at: latest(|a| a.rechecked_at.as_ref(), told.rechecked_at),
-        residue,
-    }
-}
-
-fn residue_of(injection: &NodeInjection) -> Vec<windtunnel_crds::residue::Residue> {
-    let audit = injection.status.as_ref().and_then(|s| s.audit.as_ref());
-    audit
-        .iter()
-        .flat_map(|a| a.residue.clone())
-        .map(|mut residue| {
-            residue.node.clone_from(&injection.spec.node_name);
-            residue
-        })
-        .collect()
-}
-
-fn clean(found: &Cleanup) -> Verdict {
-    let left = found.residue.iter().filter(|r| !r.removed).count();
-    match found {
-        _ if left > 0 => (
-            Is::False,
-            RESIDUE,
-            format!("{left} things are left, see status.cleanup.residue"),
-        ),
-        Cleanup {
-            rechecked_at: Some(_),
-            ..
-        } => (
-            Is::True,
-            "Rechecked",
-            "checked again: nothing is left".to_owned(),
-        ),
-        Cleanup {
-            checked_at: Some(_),
-            ..
-        } => (Is::True, "Checked", "nothing is left".to_owned()),
-        _ => (
-            Is::False,
-            "NotChecked",
-            "the nodes are checked when their faults have ended".to_owned(),
-        ),
     }
 }
 

@@ -4,13 +4,13 @@ use jiff::{SignedDuration, Timestamp};
 use windtunnel_crds::NodeInjection;
 
 use super::{Pass, delete};
-use crate::decide::{Action, BOUNDS, ending::Ending, rollup};
+use crate::decide::{Action, BOUNDS, cleanup, ending::Ending, rollup};
 
 impl Pass<'_> {
     pub(super) fn finished(&mut self) {
         let now = self.now;
         if !self.observed.injections.is_empty() && self.ending().0 != Ending::DryRun {
-            rollup::cleanup(self.observed, &mut self.status, now);
+            cleanup::check(self.observed, &mut self.status, now);
             rollup::summarize(&mut self.status);
         }
         let leaving = self

@@ -12,7 +12,7 @@ use windtunnel_crds::{
 };
 
 use super::{Pass, patch};
-use crate::decide::{BOUNDS, Change, ending::Ending, plan, rollup};
+use crate::decide::{BOUNDS, Change, cleanup, ending::Ending, plan, rollup};
 
 /// How long after the deadline nodes may take to report before they are told again.
 const REPORT: SignedDuration = SignedDuration::from_secs(2);
@@ -76,7 +76,7 @@ impl Pass<'_> {
             "NothingToUndo",
             "nothing was injected",
         );
-        rollup::cleanup(self.observed, &mut self.status, self.now);
+        cleanup::check(self.observed, &mut self.status, self.now);
     }
 
     /// From when on a silent node is no longer waited for: by then its agent or the kernel has
@@ -94,9 +94,9 @@ impl Pass<'_> {
             nodes.join(", ")
         );
         let reason = if plan::withdrawn(self.observed, &self.status).is_empty() {
-            rollup::NOT_REPORTED
+            cleanup::NOT_REPORTED
         } else {
-            rollup::WITHDRAWN
+            cleanup::WITHDRAWN
         };
         // Without a start nothing can have been injected, whoever is silent; and where every target
         // was told to be over, only the look is missing.
