@@ -91,8 +91,8 @@ pub struct ChaosExperimentSpec {
     #[x_kube(validation = Rule::new("self || !oldSelf").message("an abort cannot be taken back"))]
     pub abort: bool,
 
-    /// Delete this object so many seconds after it has finished and was checked for residue.
-    /// Default: never.
+    /// Delete this object so many seconds after it has finished, and not before its nodes were checked
+    /// for residue the second time (by default ten minutes after its end). Default: never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 31_536_000))]
     pub ttl_seconds_after_finished: Option<i64>,

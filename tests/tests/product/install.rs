@@ -62,6 +62,20 @@ fn the_chart_renders_and_refuses_bad_values(stage: &Stage) -> Result<()> {
         let text = success(&rendered(stage, &[value], &[])?).context(value)?;
         ensure!(text.contains(expected), "{value}: no {expected:?} in it");
     }
+    let plain = success(&rendered(stage, &[], &[])?)?;
+    for expected in [
+        "privileged: false",
+        "readOnlyRootFilesystem: true",
+        "appArmorProfile: {type: Unconfined}",
+        "seLinuxOptions: {type: spc_t}",
+        "seccompProfile: {type: RuntimeDefault}",
+        "hostPID: true",
+        "mountPath: /host/var/log/pods, readOnly: true",
+        "livenessProbe:",
+        "readinessProbe:",
+    ] {
+        ensure!(plain.contains(expected), "no {expected:?} in the chart");
+    }
     for value in [
         "operator.replicas=0",
         "operator.replica=2",
