@@ -188,7 +188,7 @@ impl Pass<'_> {
                 "nothing was injected on a node",
             );
         }
-        let phase = ending.phase(rollup::is_flawless(&self.status));
+        let phase = ending.phase(rollup::is_flawless(self.observed, &self.status));
         self.status.phase = Some(phase);
         self.set(ConditionType::Finished, Is::True, ending.reason(), message);
         self.status.message = match phase {

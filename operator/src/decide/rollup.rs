@@ -366,12 +366,14 @@ pub(crate) fn summarize(status: &mut ChaosExperimentStatus) {
     };
 }
 
-/// Whether everything went as asked, as far as is known.
-pub(crate) fn is_flawless(status: &ChaosExperimentStatus) -> bool {
-    status
-        .faults
-        .iter()
-        .all(|f| f.phase == FaultPhase::Ended && f.interrupted + f.failed == 0)
+/// Whether everything went as asked, as far as is known. A node may have taken a fault back before it
+/// was in place, by an emergency stop that no operator saw: that is not what was asked for.
+pub(crate) fn is_flawless(observed: &Observed, status: &ChaosExperimentStatus) -> bool {
+    status.faults.iter().all(|f| {
+        let mut targets = f.draw.iter().map(|pod| see(observed, &f.name, pod));
+        let withheld = targets.any(|t| t.is_state(TargetState::Recovered) && !t.was_injected());
+        f.phase == FaultPhase::Ended && f.interrupted + f.failed == 0 && !withheld
+    })
 }
 
 /// Whether every window has closed on every target, by report.

@@ -233,6 +233,19 @@ fn an_interruption_is_told_at_once_and_fails_the_run() {
 }
 
 #[test]
+fn a_run_that_nodes_took_back_before_it_began_is_not_completed() {
+    let mut sim = Sim::new(DELAY, pods(2));
+    sim.settle();
+    // They saw an emergency stop that was over before an operator did.
+    sim.all(I::Prepared, T::Recovered);
+    sim.all(I::Recovered, T::Recovered);
+    sim.advance(seconds(60));
+    sim.settle();
+    assert_eq!(sim.phase(), Phase::Failed, "{:?}", sim.status());
+    assert_eq!(sim.status().message, "a window was never opened");
+}
+
+#[test]
 fn a_silent_agent_is_unknown_and_never_recovered() {
     let mut sim = running();
     sim.observed.fleet.get_mut("node1").unwrap().live = false;
