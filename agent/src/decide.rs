@@ -140,14 +140,6 @@ pub enum Kill {
     Deserted,
 }
 
-impl Step {
-    /// Whether it looks at what a target controls, and may be held up by it.
-    #[must_use]
-    pub fn looks_at_targets(&self) -> bool {
-        matches!(self, Self::Prepare { .. } | Self::Follow { .. })
-    }
-}
-
 /// One thing to do.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
@@ -236,6 +228,14 @@ pub enum Step {
         /// What.
         status: Box<NodeInjectionStatus>,
     },
+}
+
+impl Step {
+    /// Whether it looks at what a target controls, and may be held up by it.
+    #[must_use]
+    pub fn looks_at_targets(&self) -> bool {
+        matches!(self, Self::Prepare { .. } | Self::Follow { .. })
+    }
 }
 
 pub use prepare::refusal as node_refusal;

@@ -226,7 +226,7 @@ fn hold(line: &Line, mut lease: Lease, order: Order) -> Result<(), InjectError> 
             effect,
             unproved: Some(Instant::now() + PROOF),
         },
-        Err(message) => return failed(line, &mut lease, &target, message),
+        Err(message) => return leave(line, &mut lease, &target, Up::Failed { message }),
     };
     let mut next_beat = Instant::now();
     loop {
@@ -316,11 +316,11 @@ impl Held<'_> {
             unproved,
         } = self;
         drop(effect);
-        if unproved.is_some() {
-            return failed(line, lease, &target, message);
-        }
-        let ended = target.await_end(line, lease)?;
-        Ok(line.send(&ended.unwrap_or(Up::Vanished { message }))?)
+        let why = match unproved {
+            Some(_) => Up::Failed { message },
+            None => Up::Vanished { message },
+        };
+        leave(line, lease, &target, why)
     }
 
     /// The agent's next message, if one comes before `until` and before the container ends.
@@ -332,15 +332,10 @@ impl Held<'_> {
     }
 }
 
-/// The effect could not be brought about; where what it was to be on has ended, that is why.
-fn failed(
-    line: &Line,
-    lease: &mut Lease,
-    target: &Target,
-    message: String,
-) -> Result<(), InjectError> {
+/// Says why there is no effect; where what it was to be on has ended, that is why.
+fn leave(line: &Line, lease: &mut Lease, target: &Target, why: Up) -> Result<(), InjectError> {
     let ended = target.await_end(line, lease)?;
-    Ok(line.send(&ended.unwrap_or(Up::Failed { message }))?)
+    Ok(line.send(&ended.unwrap_or(why))?)
 }
 
 /// What an effect is on, and ends with.

@@ -97,24 +97,20 @@ pub enum Look {
         /// The processes.
         pids: Vec<i32>,
     },
-    /// A volume of a container.
+    /// The mount of a volume.
     Volume {
         /// The container's first process.
         init: ProcessId,
         /// Where it is mounted.
         volume: String,
-        /// Whether a file is to be made there, and its space to be told.
-        is_to_fill: bool,
     },
-}
-
-/// A volume as it was found.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Volume {
-    /// Its mount.
-    pub mount: Mount,
-    /// Its space, if that was asked for, or why no file can be made there.
-    pub space: Option<Result<Space, String>>,
+    /// The mount of a volume, and its space, or why no file can be made there.
+    Room {
+        /// The container's first process.
+        init: ProcessId,
+        /// Where it is mounted.
+        volume: String,
+    },
 }
 
 /// Why a look failed in its own process.
@@ -142,11 +138,10 @@ pub fn run(what: &str) -> Result<(), LookError> {
             let seen = pids.into_iter().find_map(|pid| name_servers(&proc, pid));
             serde_json::to_vec(&seen.unwrap_or_default())
         }
-        Look::Volume {
-            init,
-            volume,
-            is_to_fill,
-        } => serde_json::to_vec(&look_at_volume(init, &volume, is_to_fill)),
+        Look::Volume { init, volume } => {
+            serde_json::to_vec(&volume::open(init, &volume).map(|(_, mount)| mount))
+        }
+        Look::Room { init, volume } => serde_json::to_vec(&room(init, &volume)),
     };
     Ok(std::io::stdout().write_all(&answer?)?)
 }
@@ -167,7 +162,7 @@ pub(crate) fn at_name_servers(
     ask(supervisor, &look)
 }
 
-/// A volume of a container; whether a file can be made there as well, if it is to be filled.
+/// A volume of a container.
 ///
 /// # Errors
 /// Where nobody answers, or it is none.
@@ -175,14 +170,23 @@ pub(crate) fn at_volume(
     supervisor: &mut Supervisor,
     init: ProcessId,
     volume: &str,
-    is_to_fill: bool,
-) -> Result<Volume, Refusal> {
-    let look = Look::Volume {
-        init,
-        volume: volume.to_owned(),
-        is_to_fill,
-    };
-    let seen: Result<Volume, String> = ask(supervisor, &look)?;
+) -> Result<Mount, Refusal> {
+    let volume = volume.to_owned();
+    let seen: Result<Mount, String> = ask(supervisor, &Look::Volume { init, volume })?;
+    seen.map_err(|message| ("NotAVolume", message))
+}
+
+/// A volume of a container, and its space, or why no file can be made there.
+///
+/// # Errors
+/// As [`at_volume`].
+pub(crate) fn at_room(
+    supervisor: &mut Supervisor,
+    init: ProcessId,
+    volume: &str,
+) -> Result<(Mount, Result<Space, String>), Refusal> {
+    let volume = volume.to_owned();
+    let seen: Result<_, String> = ask(supervisor, &Look::Room { init, volume })?;
     seen.map_err(|message| ("NotAVolume", message))
 }
 
@@ -244,7 +248,7 @@ impl Look {
     fn unanswered(&self) -> String {
         let what = match self {
             Self::NameServers { .. } => "/etc/resolv.conf",
-            Self::Volume { volume, .. } => volume,
+            Self::Volume { volume, .. } | Self::Room { volume, .. } => volume,
         };
         let seconds = PATIENCE.as_secs();
         format!(
@@ -271,14 +275,13 @@ fn parse_resolv_conf(text: &str) -> Vec<IpAddr> {
         .collect()
 }
 
-fn look_at_volume(init: ProcessId, volume: &str, is_to_fill: bool) -> Result<Volume, String> {
+fn room(init: ProcessId, volume: &str) -> Result<(Mount, Result<Space, String>), String> {
     let (opened, mount) = volume::open(init, volume)?;
-    let space = is_to_fill.then(|| {
-        space::nameless(opened.as_fd())
-            .map_err(|e| format!("no file can be made at {volume}: {e}"))?;
-        Space::of(&opened).map_err(|e| format!("the space of {volume} is unknown: {e}"))
-    });
-    Ok(Volume { mount, space })
+    let space = match space::nameless(opened.as_fd()) {
+        Ok(_) => Space::of(&opened).map_err(|e| format!("the space of {volume} is unknown: {e}")),
+        Err(e) => Err(format!("no file can be made at {volume}: {e}")),
+    };
+    Ok((mount, space))
 }
 
 #[cfg(test)]

@@ -2,6 +2,8 @@
 //! what is inert is built. One target that cannot be injected refuses the whole injection, and
 //! then nothing of it stays.
 
+use std::{collections::BTreeMap, net::IpAddr};
+
 use windtunnel_crds::{
     NodeInjection,
     injection::{NodeFault, NodeKind, NodeNetworkFault, NodeTarget, TargetState, TargetStatus},
@@ -46,6 +48,8 @@ struct Run<'a> {
     now: Now,
     /// What the journal would hold, were it no dry run.
     rehearsed: Vec<Entry>,
+    /// The name servers of pods that were looked at.
+    name_servers: BTreeMap<String, Vec<IpAddr>>,
 }
 
 /// Makes an entry of what it acts on.
@@ -76,6 +80,7 @@ pub fn prepare(node: &mut Node, uid: &str, now: Now) {
         injection: &injection,
         now,
         rehearsed: Vec::new(),
+        name_servers: BTreeMap::new(),
     };
     let mut verdicts = Vec::new();
     let mut refusal = node_refusal(&node.observe(now.boot));
@@ -231,14 +236,13 @@ fn prepare_network(
 /// The journal entry of a network fault, before anything is built.
 fn plan(
     node: &mut Node,
-    run: &Run<'_>,
+    run: &mut Run<'_>,
     (base, fault): (Base, &NodeNetworkFault),
     found: &Target,
 ) -> Result<Entry, Refusal> {
     let key = &base.key;
     let name_servers = if fault.spare.contains(&Spare::ClusterDNS) {
-        let proc = node.settings.places.proc.clone();
-        look::at_name_servers(&mut node.supervisor, &proc, &found.inits)?
+        name_servers(node, run, &key.pod, found)?
     } else {
         Vec::new()
     };
@@ -261,6 +265,22 @@ fn plan(
     };
     queue_memory(&beside, &network)?;
     Ok((base.entry)(Objects::Network(network)))
+}
+
+/// The name servers of a pod, which is looked at once however many faults are on it.
+fn name_servers(
+    node: &mut Node,
+    run: &mut Run<'_>,
+    pod: &str,
+    found: &Target,
+) -> Result<Vec<IpAddr>, Refusal> {
+    if let Some(known) = run.name_servers.get(pod) {
+        return Ok(known.clone());
+    }
+    let proc = &node.settings.places.proc;
+    let seen = look::at_name_servers(&mut node.supervisor, proc, &found.inits)?;
+    run.name_servers.insert(pod.to_owned(), seen.clone());
+    Ok(seen)
 }
 
 /// Refuses more queue memory than a node may be asked for.

@@ -68,8 +68,7 @@ pub(super) fn plan(
         percent,
     } = fault;
     volume::check(volume, container)?;
-    let look::Volume { mount, space } =
-        look::at_volume(&mut node.supervisor, found.init, volume, true)?;
+    let (mount, space) = look::at_room(&mut node.supervisor, found.init, volume)?;
     if !OWN.contains(&mount.kind.as_str()) {
         let (kind, own) = (&mount.kind, OWN.join(", "));
         let message = format!("{volume} is on {kind}, which is not filled; these are: {own}");
@@ -84,7 +83,6 @@ pub(super) fn plan(
         );
         return Err(("NodeDisk", message));
     }
-    let space = space.unwrap_or_else(|| Err(format!("the space of {volume} is unknown")));
     let space = space.map_err(|message| ("FileSystem", message))?;
     let limit = container.storage_limits.get(volume).copied();
     let act = FillAct {

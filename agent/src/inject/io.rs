@@ -53,7 +53,7 @@ pub(super) fn plan(
     if volume != "/" {
         volume::check(volume, container)?;
     }
-    look::at_volume(&mut node.supervisor, found.init, volume, false)?;
+    look::at_volume(&mut node.supervisor, found.init, volume)?;
     let does = |operation| operations.is_empty() || operations.contains(&operation);
     Ok(Act::Io(IoAct {
         volume: volume.clone(),

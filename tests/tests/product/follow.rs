@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use windtunnel_tests::cluster::Signal;
 use windtunnel_tests::cluster::poll::{reach, until};
 
@@ -32,12 +32,9 @@ fn a_network_fault_stays_while_a_container_restarts(stage: &Stage) -> Result<()>
     let dark = Instant::now();
     let (space, echo) = (&scene.space, &scene.echo);
     let node = stage.cluster.node(&echo.node)?;
-    let (uid_of_pod, groups) = (&echo.uid, "/sys/fs/cgroup/kubepods*");
-    let youngest = format!(
-        "cat {groups}/pod{uid_of_pod}/*/cgroup.procs {groups}/*/pod{uid_of_pod}/*/cgroup.procs 2>/dev/null | sort -n | tail -1"
-    );
-    let process = node.run(&["sh", "-c", &youngest])?.text()?;
-    node.signal(process.trim().parse()?, Signal::SIGKILL)?;
+    // The first is what holds the pod's network.
+    let pids = stage.pids(&echo.node, &echo.uid)?;
+    node.signal(*pids.last().context("no process")?, Signal::SIGKILL)?;
     let back = until("a container that is back", SOON, || {
         let pod = stage
             .cluster

@@ -118,17 +118,22 @@ impl Stage {
 
     /// The first process of the pod with this uid on a node, as the node counts.
     pub(crate) fn first_pid(&self, node: &str, uid: &str) -> Result<i32> {
+        self.pids(node, uid)?.first().copied().context("no process")
+    }
+
+    /// The processes of the pod with this uid on a node, as the node counts, from the lowest number on.
+    pub(crate) fn pids(&self, node: &str, uid: &str) -> Result<Vec<i32>> {
         let script = format!(
-            "cat /sys/fs/cgroup/kubepods*/pod{uid}/*/cgroup.procs /sys/fs/cgroup/kubepods*/*/pod{uid}/*/cgroup.procs 2>/dev/null | sort -n | head -1"
+            "cat /sys/fs/cgroup/kubepods*/pod{uid}/*/cgroup.procs /sys/fs/cgroup/kubepods*/*/pod{uid}/*/cgroup.procs 2>/dev/null | sort -n"
         );
         let text = self
             .cluster
             .node(node)?
             .run(&["sh", "-c", &script])?
             .text()?;
-        text.trim()
-            .parse()
-            .with_context(|| format!("no process: {text:?}"))
+        let pids = text.lines().map(|line| line.trim().parse());
+        pids.collect::<Result<_, _>>()
+            .with_context(|| format!("processes: {text:?}"))
     }
 
     /// A counter of the kernel's own in a pod's network namespace: `Udp InDatagrams`, or
