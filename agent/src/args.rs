@@ -25,12 +25,9 @@ pub enum Command {
     /// An injector; started by the agent, with a line to it as standard input.
     #[command(hide = true)]
     Inject,
-    /// A look at what a target controls; started by the agent.
+    /// Looks at what targets control; started by the agent, with questions as standard input.
     #[command(hide = true)]
-    Look {
-        /// What is looked at, as JSON.
-        what: String,
-    },
+    Look,
     /// What an injector needs inside its target's control group.
     #[command(hide = true, subcommand)]
     Child(Child),

@@ -5,10 +5,12 @@
 //! for, waits for a look no longer than [`PATIENCE`], and gives signs of life meanwhile.
 
 use std::{
+    error::Error,
     io::{self, Read as _, Write as _},
     net::IpAddr,
     os::{fd::AsFd as _, unix::process::CommandExt as _},
-    process::{Child, ChildStdout, Command, Stdio},
+    path::Path,
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -38,7 +40,7 @@ pub const PATIENCE: Duration = Duration::from_secs(2);
 /// How often injectors are looked after meanwhile.
 const TURN: u16 = 100;
 /// Most of an answer that is read, in bytes.
-const LONGEST: u64 = 1 << 20;
+const LONGEST: usize = 1 << 20;
 /// The reason of a refusal where a look took too long.
 pub(crate) const UNRESPONSIVE: &str = "Unresponsive";
 
@@ -47,12 +49,71 @@ const MOST: usize = 4;
 /// How long one that has answered, or was killed, is waited for.
 const FAREWELL: Duration = Duration::from_millis(100);
 
-/// Processes that have looked.
+/// The process that looks, and those that have looked.
 #[derive(Debug, Default)]
 pub(crate) struct Looks {
+    /// It waits for a question.
+    idle: Option<Looker>,
     /// What the kernel has not let go of yet.
     unreaped: Vec<Child>,
     was_in_vain: bool,
+}
+
+/// A process that answers questions, each a line, and ends with the agent.
+#[derive(Debug)]
+struct Looker {
+    child: Child,
+    questions: ChildStdin,
+    answers: ChildStdout,
+}
+
+impl Looker {
+    fn start(program: &Path) -> io::Result<Self> {
+        let [name, _] = COMMAND;
+        let mut child = Command::new(program)
+            .arg0(name)
+            .arg("look")
+            .env_clear()
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        match (child.stdin.take(), child.stdout.take()) {
+            (Some(questions), Some(answers)) => Ok(Self {
+                child,
+                questions,
+                answers,
+            }),
+            _ => Err(io::ErrorKind::BrokenPipe.into()),
+        }
+    }
+
+    /// What is answered; `None` if nothing is in time.
+    fn ask(&mut self, question: &str, supervisor: &mut Supervisor) -> io::Result<Option<Vec<u8>>> {
+        // A question is shorter than a pipe holds.
+        self.questions.write_all(question.as_bytes())?;
+        let until = Instant::now() + PATIENCE;
+        let (mut answer, mut part) = (Vec::new(), [0; 4096]);
+        while Instant::now() < until {
+            let now = boottime().map_err(io::Error::other)?;
+            supervisor.beat(now);
+            let mut fds = [PollFd::new(self.answers.as_fd(), PollFlags::POLLIN)];
+            match poll(&mut fds, TURN) {
+                Ok(0) | Err(Errno::EINTR) => {}
+                Ok(_) => match self.answers.read(&mut part)? {
+                    0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                    length => answer.extend_from_slice(&part[..length]),
+                },
+                Err(errno) => return Err(errno.into()),
+            }
+            if answer.ends_with(b"\n") {
+                return Ok(Some(answer));
+            }
+            if answer.len() > LONGEST {
+                return Err(io::ErrorKind::FileTooLarge.into());
+            }
+        }
+        Ok(None)
+    }
 }
 
 impl Looks {
@@ -70,6 +131,30 @@ impl Looks {
     pub(crate) fn reap(&mut self) {
         self.unreaped
             .retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+    }
+
+    /// Starts the process that looks, so that nobody waits for its start later.
+    ///
+    /// # Errors
+    /// Where too many of its kind do not come to their end, or it cannot be started.
+    pub(crate) fn open(&mut self, program: &Path) -> Result<(), Refusal> {
+        self.idle = Some(self.take(program)?);
+        Ok(())
+    }
+
+    fn take(&mut self, program: &Path) -> Result<Looker, Refusal> {
+        self.reap();
+        if let Some(mut looker) = self.idle.take() {
+            if matches!(looker.child.try_wait(), Ok(None)) {
+                return Ok(looker);
+            }
+            self.end(looker.child);
+        }
+        if self.unreaped.len() >= MOST {
+            let message = format!("{MOST} looks at other targets do not come to their end");
+            return Err((UNRESPONSIVE, message));
+        }
+        Looker::start(program).map_err(|e| failed(&e))
     }
 
     /// Sees a process to its end. One that the kernel does not let go of ends when it does.
@@ -127,23 +212,30 @@ pub enum LookError {
     Tell(#[from] std::io::Error),
 }
 
-/// Looks, in a process of its own, and writes to its standard output what was seen.
+/// Answers, in a process of its own, each question on its standard input by a line on its standard
+/// output, until the input closes.
 ///
 /// # Errors
-/// [`LookError`] where that cannot be told.
-pub fn run(what: &str) -> Result<(), LookError> {
+/// [`LookError`] where a question is none, or its answer cannot be told.
+pub fn run() -> Result<(), LookError> {
     die_with_parent()?;
-    let answer = match serde_json::from_str(what)? {
-        Look::NameServers { proc, pids } => {
-            let seen = pids.into_iter().find_map(|pid| name_servers(&proc, pid));
-            serde_json::to_vec(&seen.unwrap_or_default())
-        }
-        Look::Volume { init, volume } => {
-            serde_json::to_vec(&volume::open(init, &volume).map(|(_, mount)| mount))
-        }
-        Look::Room { init, volume } => serde_json::to_vec(&room(init, &volume)),
-    };
-    Ok(std::io::stdout().write_all(&answer?)?)
+    let mut output = io::stdout();
+    for question in io::stdin().lines() {
+        let mut answer = match serde_json::from_str(&question?)? {
+            Look::NameServers { proc, pids } => {
+                let seen = pids.into_iter().find_map(|pid| name_servers(&proc, pid));
+                serde_json::to_vec(&seen.unwrap_or_default())
+            }
+            Look::Volume { init, volume } => {
+                serde_json::to_vec(&volume::open(init, &volume).map(|(_, mount)| mount))
+            }
+            Look::Room { init, volume } => serde_json::to_vec(&room(init, &volume)),
+        }?;
+        answer.push(b'\n');
+        output.write_all(&answer)?;
+        output.flush()?;
+    }
+    Ok(())
 }
 
 /// The name servers that a target's processes are told; none where they are told none.
@@ -192,56 +284,33 @@ pub(crate) fn at_room(
 
 /// Has a process look, and waits for its answer.
 fn ask<T: DeserializeOwned>(supervisor: &mut Supervisor, look: &Look) -> Result<T, Refusal> {
-    let failed = |message: String| ("NodeUnreadable", format!("cannot look: {message}"));
-    supervisor.looks().reap();
-    if supervisor.looks().unreaped.len() >= MOST {
-        let message = format!("{MOST} looks at other targets do not come to their end");
-        return Err((UNRESPONSIVE, message));
-    }
-    let what = serde_json::to_string(look).map_err(|e| failed(e.to_string()))?;
-    let [name, _] = COMMAND;
-    let mut child = Command::new(supervisor.program())
-        .arg0(name)
-        .args(["look", &what])
-        .env_clear()
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .map_err(|e| failed(e.to_string()))?;
-    let answer = child.stdout.take().map(|output| read(output, supervisor));
-    supervisor.looks().end(child);
+    let mut question = serde_json::to_string(look).map_err(|e| failed(&e))?;
+    question.push('\n');
+    let program = supervisor.program().to_owned();
+    let mut looker = supervisor.looks().take(&program)?;
+    let answer = looker.ask(&question, supervisor);
+    let answer =
+        answer.and_then(|answer| Ok(answer.as_deref().map(serde_json::from_slice).transpose()?));
+    let looks = supervisor.looks();
     match answer {
-        Some(Ok(Some(answer))) => {
-            serde_json::from_slice(&answer).map_err(|e| failed(e.to_string()))
+        Ok(Some(answer)) => {
+            looks.idle = Some(looker);
+            Ok(answer)
         }
-        Some(Ok(None)) => {
-            supervisor.looks().was_in_vain = true;
+        Ok(None) => {
+            looks.end(looker.child);
+            looks.was_in_vain = true;
             Err((UNRESPONSIVE, look.unanswered()))
         }
-        Some(Err(error)) => Err(failed(error.to_string())),
-        None => Err(failed("there is no answer".to_owned())),
+        Err(error) => {
+            looks.end(looker.child);
+            Err(failed(&error))
+        }
     }
 }
 
-/// All that is written until the other side closes; `None` if it does not in time.
-fn read(output: ChildStdout, supervisor: &mut Supervisor) -> io::Result<Option<Vec<u8>>> {
-    let until = Instant::now() + PATIENCE;
-    let mut output = output.take(LONGEST);
-    let (mut answer, mut part) = (Vec::new(), [0; 4096]);
-    while Instant::now() < until {
-        let now = boottime().map_err(io::Error::other)?;
-        supervisor.beat(now);
-        let mut fds = [PollFd::new(output.get_ref().as_fd(), PollFlags::POLLIN)];
-        match poll(&mut fds, TURN) {
-            Ok(0) | Err(Errno::EINTR) => {}
-            Ok(_) => match output.read(&mut part)? {
-                0 => return Ok(Some(answer)),
-                length => answer.extend_from_slice(&part[..length]),
-            },
-            Err(errno) => return Err(errno.into()),
-        }
-    }
-    Ok(None)
+fn failed(error: &dyn Error) -> Refusal {
+    ("NodeUnreadable", format!("cannot look: {error}"))
 }
 
 impl Look {
@@ -323,7 +392,39 @@ mod tests {
         assert_eq!(reason, UNRESPONSIVE);
         assert!(message.starts_with("/etc/resolv.conf"), "{message}");
         assert!(begun.elapsed() < PATIENCE * 5);
-        assert_eq!(seen("exit 1").unwrap_err().0, "NodeUnreadable");
-        assert_eq!(seen("echo '[\"10.0.0.1\"]'").unwrap().len(), 1);
+        for silent in ["exit 1", "read question", "read question; echo '['"] {
+            assert_eq!(seen(silent).unwrap_err().0, "NodeUnreadable", "{silent}");
+        }
+        let answer = "while read question; do echo '[\"10.0.0.1\"]'; done";
+        assert_eq!(seen(answer).unwrap().len(), 1);
+    }
+
+    /// One process answers all; where somebody ends it, or what it answers comes too late to be the
+    /// next one's, another does.
+    #[test]
+    fn one_process_looks_while_it_answers() {
+        let directory = tempfile::tempdir().unwrap();
+        let answer = "while read question; do echo \"[\\\"10.0.0.1\\\"]\"; done";
+        let program = testing::program(directory.path(), answer);
+        let mut supervisor = Supervisor::new(program.clone());
+        supervisor.looks().open(&program).unwrap();
+        let mut look = || {
+            let seen = at_name_servers(&mut supervisor, &Proc::default(), &[]);
+            assert_eq!(seen.unwrap().len(), 1);
+            let looker = supervisor.looks().idle.as_mut().unwrap();
+            assert!(matches!(looker.child.try_wait(), Ok(None)));
+            looker.child.id()
+        };
+        let first = look();
+        assert_eq!(look(), first);
+        let pid = nix::unistd::Pid::from_raw(i32::try_from(first).unwrap());
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL).unwrap();
+        // Until it is dead, there is nobody else's answer.
+        nix::sys::wait::waitid(
+            nix::sys::wait::Id::Pid(pid),
+            nix::sys::wait::WaitPidFlag::WEXITED | nix::sys::wait::WaitPidFlag::WNOWAIT,
+        )
+        .unwrap();
+        assert_ne!(look(), first);
     }
 }

@@ -72,9 +72,9 @@ fn main() -> ExitCode {
             init_logs(LogFormat::Text, "warn");
             ("child", child(what).map_err(|e| chain(&e)))
         }
-        Command::Look { what } => {
+        Command::Look => {
             init_logs(LogFormat::Text, "warn");
-            ("look", look::run(&what).map_err(|e| chain(&e)))
+            ("look", look::run().map_err(|e| chain(&e)))
         }
         Command::Try { cgroups, kind } => {
             init_logs(LogFormat::Text, "off");
@@ -129,7 +129,7 @@ fn start(run: Run) -> Result<(), MainError> {
     let capabilities = probe::capabilities(&run.cgroups);
     let failed = capabilities.iter().filter(|c| !c.available);
     let failed = failed.map(|c| c.name.clone()).collect();
-    let node = node.with_capabilities(capabilities);
+    let node = node.with_capabilities(capabilities).ready_to_look();
     let wake = Arc::new(
         EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
             .map_err(MainError::Wake)?,

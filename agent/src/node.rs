@@ -160,6 +160,17 @@ impl Node {
         }
     }
 
+    /// The node with its process that looks at what targets control: no run waits for its start.
+    #[must_use]
+    pub fn ready_to_look(mut self) -> Self {
+        let program = self.supervisor.program().to_owned();
+        // It is started again when it is needed.
+        if let Err((_, message)) = self.supervisor.looks().open(&program) {
+            tracing::warn!(message, "there is no process to look at targets");
+        }
+        self
+    }
+
     /// Whether this kernel was found to be able to do something.
     pub(crate) fn has(&self, name: &str) -> bool {
         let mut capabilities = self.capabilities.iter();
