@@ -1,5 +1,7 @@
 //! How exact each fault is, what it does to what it is not for, and how quickly its end undoes it.
 
+mod measure;
+
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -8,11 +10,17 @@ use windtunnel_tests::cluster::poll::until;
 use windtunnel_tests::cluster::{Cluster, success};
 use windtunnel_tests::product::{Installation, Run};
 
-use super::{NODE, Series, echo};
+use super::{NODE, Series};
 use crate::print;
+use measure::{
+    Measured, calls, connections, cores, hung, losses, memory, paused, rates, restarts,
+    round_trips, space,
+};
 
 const NAMESPACE: &str = "doses";
 const BOUND: Duration = Duration::from_mins(1);
+/// The port that takes in bytes.
+const SINK: u16 = 9;
 
 /// A fault and how it is measured.
 struct Dose {
@@ -21,16 +29,8 @@ struct Dose {
     measure: fn(&Bench<'_>) -> Result<Measured>,
     /// Shell on the node: what to begin before the injector is killed, and what holds when its
     /// effect is gone. `$pid` is the target's, `$group` its memory control group, `$free` and
-    /// `$used` what was free on its volume and used of its memory before.
+    /// `$used` what was free on its volume and used of its memory before, `$echo` its peer's address.
     undo: Option<(&'static str, &'static str)>,
-}
-
-/// What was measured inside the target.
-struct Measured {
-    /// Of what the fault is for.
-    hit: String,
-    /// Of the same beside it, which the fault is not for.
-    spared: String,
 }
 
 const DOSES: &[Dose] = &[
@@ -53,6 +53,24 @@ const DOSES: &[Dose] = &[
         fault: "network: {partition: {}, peers: {podSelector: {matchLabels: {app: echo}}}}",
         measure: losses,
         undo: None,
+    },
+    Dose {
+        fault: "network: {bandwidth: {rate: 10M}, peers: {podSelector: {matchLabels: {app: echo}}}}",
+        measure: rates,
+        undo: None,
+    },
+    Dose {
+        fault: "network: {delay: {latency: 20ms}, peers: {podSelector: {matchLabels: {app: echo}}}}",
+        measure: rates,
+        undo: None,
+    },
+    Dose {
+        fault: "network: {reset: {}, peers: {podSelector: {matchLabels: {app: echo}}}}",
+        measure: connections,
+        undo: Some((
+            "",
+            "nsenter -t $pid -n bash -c \": >/dev/tcp/$echo/9\" 2>/dev/null",
+        )),
     },
     Dose {
         fault: "network: {duplicate: {percent: 10, correlation: 50}, peers: {podSelector: {matchLabels: {app: echo}}}}",
@@ -108,6 +126,12 @@ const DOSES: &[Dose] = &[
         measure: paused,
         undo: Some(("", "! grep -q '^State:.[tT]' /proc/$pid/status")),
     },
+    // The target is another after this.
+    Dose {
+        fault: "containerKill: {}",
+        measure: restarts,
+        undo: None,
+    },
 ];
 
 /// The pods that are measured with.
@@ -123,11 +147,11 @@ struct Bench<'a> {
 pub(super) fn measure(cluster: &Cluster, windtunnel: &Installation<'_>, runs: usize) -> Result<()> {
     let bench = Bench::make(cluster, windtunnel)?;
     print::line(
-        "| fault | measured in the target | before the fault | the same beside it | injector killed → undone, p50 / max ms |",
+        "| fault | measured in the target | without the fault | beside it | beside it without | injector killed → undone, p50 / max ms |",
     );
-    print::line("| --- | --- | --- | --- | --- |");
+    print::line("| --- | --- | --- | --- | --- | --- |");
     for dose in DOSES {
-        let before = (dose.measure)(&bench)?.hit;
+        let before = (dose.measure)(&bench)?;
         let mut undone = Series::default();
         let mut measured = None;
         for run in 0..runs {
@@ -155,8 +179,8 @@ pub(super) fn measure(cluster: &Cluster, windtunnel: &Installation<'_>, runs: us
         let Measured { hit, spared } = measured.context("no runs")?;
         let undone = dose.undo.map_or_else(String::new, |_| undone.brief());
         print::line(&format!(
-            "| `{}` | {hit} | {before} | {spared} | {undone} |",
-            dose.fault
+            "| `{}` | {hit} | {} | {spared} | {} | {undone} |",
+            dose.fault, before.hit, before.spared
         ));
     }
     success(&cluster.kubectl(&["delete", "namespace", NAMESPACE, "--wait=false"])?).map(drop)
@@ -186,8 +210,8 @@ spec:
     resources: {{limits: {{cpu: 500m, memory: 128Mi}}, requests: {{cpu: 10m}}}}
     volumeMounts: [{{name: data, mountPath: /data}}, {{name: spare, mountPath: /spare}}]
 {}{}",
-            echo("echo", NAMESPACE, tag),
-            echo("other", NAMESPACE, tag)
+            peer("echo", tag),
+            peer("other", tag)
         ))?;
         let address = |name: &str| {
             until(&format!("pod {name}"), BOUND, || {
@@ -204,8 +228,8 @@ spec:
         let (_, uid) = address("subject")?;
         let bench = Self {
             cluster,
-            echo: format!("{}:7", address("echo")?.0),
-            other: format!("{}:7", address("other")?.0),
+            echo: address("echo")?.0,
+            other: address("other")?.0,
             facts: String::new(),
         };
         bench.disk("/data/file", 1)?;
@@ -213,7 +237,8 @@ spec:
         let facts = bench.shell(&format!(
             "group=$(ls -d /sys/fs/cgroup/kubepods*/pod{uid} /sys/fs/cgroup/kubepods*/*/pod{uid} 2>/dev/null)
             pid=$(cat $group/*/cgroup.procs | sort -n | tail -1)
-            echo \"pid=$pid; group=$group; free=$(stat -f -c %f /proc/$pid/root/data); used=$(cat $group/memory.current)\""
+            echo \"pid=$pid; group=$group; free=$(stat -f -c %f /proc/$pid/root/data); used=$(cat $group/memory.current); echo={}\"",
+            bench.echo
         ))?;
         Ok(Self { facts, ..bench })
     }
@@ -252,148 +277,20 @@ spec:
     }
 }
 
-/// Numbers at a place of some outcomes, with the others left out.
-fn numbers(value: &Value) -> Vec<f64> {
-    value
-        .as_array()
-        .into_iter()
-        .flatten()
-        .filter_map(Value::as_f64)
-        .collect()
-}
-
-/// Mean and standard deviation.
-fn spread(all: &[f64]) -> (f64, f64) {
-    #[expect(clippy::cast_precision_loss, reason = "a few thousand numbers")]
-    let count = all.len() as f64;
-    let mean = all.iter().sum::<f64>() / count;
-    let square = all.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / count;
-    (mean, square.sqrt())
-}
-
-/// Half are below it.
-fn median(mut all: Vec<f64>) -> f64 {
-    all.sort_by(f64::total_cmp);
-    all.get(all.len() / 2).copied().unwrap_or(f64::NAN)
-}
-
-/// Probes of both echoes at the same time.
-fn probes(bench: &Bench<'_>, count: usize, every_micros: u64) -> Result<[Value; 2]> {
-    let (count, every) = (count.to_string(), every_micros.to_string());
-    let outcomes = bench.exec(&[
-        "probe",
-        "--to",
-        &bench.echo,
-        "--to",
-        &bench.other,
-        "--count",
-        &count,
-        "--every-micros",
-        &every,
-    ])?;
-    Ok([outcomes[0].clone(), outcomes[1].clone()])
-}
-
-fn round_trips(bench: &Bench<'_>) -> Result<Measured> {
-    let told = |outcome: &Value| {
-        let all = numbers(&outcome["millis"]);
-        let (mean, deviation) = spread(&all);
-        format!(
-            "round trip {mean:.1} ± {deviation:.1} ms, p50 {:.1}, n {}",
-            median(all.clone()),
-            all.len()
-        )
-    };
-    let [echo, other] = probes(bench, 500, 10_000)?;
-    Ok(Measured {
-        hit: told(&echo),
-        spared: told(&other),
-    })
-}
-
-fn losses(bench: &Bench<'_>) -> Result<Measured> {
-    let told = |outcome: &Value| {
-        let count = |name: &str| outcome[name].as_f64().unwrap_or(f64::NAN);
-        let percent = |part: f64| part * 100.0 / count("sent");
-        format!(
-            "{:.1} % lost, {:.1} % doubled, n {}",
-            percent(count("sent") - count("answered")),
-            percent(count("duplicates")),
-            count("sent")
-        )
-    };
-    let [echo, other] = probes(bench, 4000, 2_000)?;
-    Ok(Measured {
-        hit: told(&echo),
-        spared: told(&other),
-    })
-}
-
-fn calls_told(outcome: &Value) -> String {
-    let told = ["open", "read", "write"].map(|call| {
-        let took = numbers(&outcome[call]["millis"]);
-        let failed = numbers(&outcome[call]["errors"]).len();
-        let all = took.len() + failed;
-        if failed > 0 {
-            format!("{call} {failed} of {all} fail")
-        } else {
-            format!("{call} {:.2} ms", median(took))
-        }
-    });
-    told.join(", ")
-}
-
-fn calls(bench: &Bench<'_>) -> Result<Measured> {
-    Ok(Measured {
-        hit: calls_told(&bench.disk("/data/file", 200)?),
-        spared: calls_told(&bench.disk("/spare/file", 200)?),
-    })
-}
-
-fn hung(bench: &Bench<'_>) -> Result<Measured> {
-    let outcome = bench.disk("/data/file", 1)?;
-    let hangs = outcome["open"]["hung"] == 1;
-    Ok(Measured {
-        hit: if hangs {
-            "open hangs".to_owned()
-        } else {
-            calls_told(&outcome)
-        },
-        spared: calls_told(&bench.disk("/spare/file", 200)?),
-    })
-}
-
-fn cores(bench: &Bench<'_>) -> Result<Measured> {
-    let usage = bench.exec(&["usage", "--millis", "10000"])?;
-    Ok(Measured {
-        hit: format!("{}m of 500m used", usage["millicores"]),
-        spared: String::new(),
-    })
-}
-
-fn memory(bench: &Bench<'_>) -> Result<Measured> {
-    let held = bench.shell("echo $((($(cat $group/memory.current) - used) / 1024))")?;
-    Ok(Measured {
-        hit: format!("{:.1} of 128 MiB held", held.parse::<f64>()? / 1024.0),
-        spared: String::new(),
-    })
-}
-
-fn space(bench: &Bench<'_>) -> Result<Measured> {
-    let filled = bench.shell(
-        "echo $(((free - $(stat -f -c %f /proc/$pid/root/data)) * $(stat -f -c %S /proc/$pid/root/data) / 1024))",
-    )?;
-    Ok(Measured {
-        hit: format!("{:.1} MiB filled", filled.parse::<f64>()? / 1024.0),
-        spared: calls_told(&bench.disk("/spare/file", 200)?),
-    })
-}
-
-fn paused(bench: &Bench<'_>) -> Result<Measured> {
-    let stopped = bench.shell("grep -l '^State:.[tT]' /proc/$pid/task/*/status | wc -l")?;
-    let all = bench.shell("ls /proc/$pid/task | wc -l")?;
-    Ok(Measured {
-        hit: format!("{stopped} of {all} threads stopped"),
-        spared: String::new(),
-    })
+/// The manifest of a pod that echoes and takes in bytes, by its name as its label.
+fn peer(name: &str, tag: &str) -> String {
+    format!(
+        "
+---
+apiVersion: v1
+kind: Pod
+metadata: {{name: {name}, namespace: {NAMESPACE}, labels: {{app: {name}}}}}
+spec:
+  nodeName: {NODE}
+  terminationGracePeriodSeconds: 0
+  containers:
+  - {{name: echo, image: 'windtunnel/sample:{tag}', imagePullPolicy: Never, args: [echo]}}
+  - {{name: sink, image: 'windtunnel/sample:{tag}', imagePullPolicy: Never, args: [sink, --port={SINK}]}}
+"
+    )
 }
