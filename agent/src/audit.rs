@@ -153,7 +153,8 @@ pub(crate) fn residue(kind: ResidueKind, name: String, removed: Result<(), Strin
 }
 
 /// What was found before stays in the record; what is found again replaces it.
-pub(crate) fn merge(old: Vec<Residue>, new: Vec<Residue>) -> Vec<Residue> {
+#[must_use]
+pub fn merge(old: Vec<Residue>, new: Vec<Residue>) -> Vec<Residue> {
     let kept = old
         .into_iter()
         .filter(|o| !new.iter().any(|n| n.kind == o.kind && n.name == o.name));

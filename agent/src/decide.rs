@@ -17,6 +17,7 @@ use crate::{
     supervisor::Live,
 };
 
+mod checks;
 mod combine;
 mod lifecycle;
 #[cfg(test)]
@@ -360,7 +361,8 @@ impl Observed {
 }
 
 /// The entries that a target of a fault has: one, or one for each of its containers.
-pub(crate) fn keys(injection: &str, fault: &NodeFault, target: &NodeTarget) -> Vec<Key> {
+#[must_use]
+pub fn keys(injection: &str, fault: &NodeFault, target: &NodeTarget) -> Vec<Key> {
     let key = |container: &str| Key {
         injection: injection.to_owned(),
         fault: fault.name.clone(),

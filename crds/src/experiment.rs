@@ -92,7 +92,8 @@ pub struct ChaosExperimentSpec {
     pub abort: bool,
 
     /// Delete this object so many seconds after it has finished, and not before its nodes were checked
-    /// for residue the second time (by default ten minutes after its end). Default: never.
+    /// for residue the second time (by default ten minutes after its end) and nothing is left. Default:
+    /// never.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0, max = 31_536_000))]
     pub ttl_seconds_after_finished: Option<i64>,

@@ -203,6 +203,11 @@ impl World {
                 }
             }
             Event::DeletePod { pod } => self.api.delete_pod(*pod),
+            Event::RestartContainer { pod } => self.api.restart(*pod, &mut self.laws),
+            Event::Cling { node, secs } => {
+                self.node(*node)
+                    .cling(now + Duration::from_secs(u64::from(*secs)));
+            }
             Event::Withdraw { node } => self.api.withdraw(*node, &mut self.laws),
             Event::Abort => self.api.abort(now, &mut self.laws),
             Event::Delete => self.api.delete(now, &mut self.laws),

@@ -70,6 +70,7 @@ fn a_run_without_trouble_completes() {
         (Run::Windows, 6, 0),
         (Run::Kills, 4, 2),
         (Run::Long, 4, 0),
+        (Run::Containers, 6, 0),
         (Run::Dry, 0, 0),
     ] {
         let story = play(&Script {
@@ -83,6 +84,21 @@ fn a_run_without_trouble_completes() {
             Some(windtunnel_crds::status::Phase::Completed),
             "{run:?}"
         );
+    }
+}
+
+/// Once more for each restart within the window, and not after it.
+#[test]
+fn a_fault_is_on_the_container_that_is_there() {
+    for (after, effects) in [(3_000, 7), (29_000, 7), (31_000, 6)] {
+        let events = vec![(after, Event::RestartContainer { pod: 0 })];
+        let story = play(&Script {
+            run: Run::Containers,
+            events,
+        })
+        .expect("no law is broken");
+        assert_eq!(story.effects, effects, "after {after} ms");
+        assert_eq!(story.phase, Some(windtunnel_crds::status::Phase::Completed));
     }
 }
 

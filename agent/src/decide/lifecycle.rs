@@ -411,7 +411,8 @@ fn over(
         if now.boot >= again {
             decision.push(Step::Clean { key: key.clone() });
         }
-        decision.wake(again.max(now.boot + RETRY));
+        // Until it is gone, this entry is what says so.
+        return decision.wake(again.max(now.boot + RETRY));
     }
     let due = checked_at + entry.recheck_after;
     let wanted = o.injections.is_none() || o.fault(key).is_some();

@@ -11,7 +11,10 @@ use super::{
     Step, decide,
     testing::{Sim, sweep},
 };
-use crate::{model::State, testing::key};
+use crate::{
+    model::{Ended, State},
+    testing::key,
+};
 
 /// In place on these pods; then the agent ends, and the next one looks at the node. It knows what
 /// was reported, and of the journal what `keep` leaves of it.
@@ -97,6 +100,67 @@ fn what_a_look_finds_and_cannot_remove_is_residue_and_tried_again() {
     assert!(!is_tried(&sim), "gone");
     sim.settle();
     assert!(sim.last().audit.as_ref().unwrap().residue[0].removed);
+}
+
+/// The operator may have taken in meanwhile that the target was never hit.
+#[test]
+fn what_a_look_has_found_is_told_until_it_is_gone() {
+    for keep in [&[][..], &["b"]] {
+        let mut sim = restarted(&["a", "b"], keep);
+        let mut look = sweep(sim.now.boot);
+        look.residue = vec![left("wt0"), left("wt1")];
+        sim.o.sweep = Some(look);
+        sim.settle();
+        for removed in [1, 2] {
+            let mut told = sim.last().clone();
+            assert_eq!(told.audit.as_ref().unwrap().residue.len(), 2);
+            for target in &mut told.targets {
+                target.state = TargetState::Failed;
+            }
+            sim.injection().status = Some(told);
+            for residue in &mut sim.o.sweep.as_mut().unwrap().residue[..removed] {
+                residue.removed = true;
+            }
+            sim.advance(600);
+            sim.settle();
+            let audit = sim.last().audit.clone().unwrap();
+            let gone = audit.residue.iter().filter(|r| r.removed).count();
+            assert_eq!((gone, audit.residue.len()), (removed, 2), "{keep:?}");
+        }
+        // The agent after this one finds nothing.
+        sim.injection().status = Some(sim.last().clone());
+        sim.o.sweep = Some(sweep(sim.now.boot));
+        sim.advance(5_000);
+        sim.settle();
+        let audit = sim.last().audit.clone().unwrap();
+        assert_eq!(audit.residue.iter().filter(|r| r.removed).count(), 2);
+    }
+}
+
+/// Also if the second check found it, and nobody wants to know any more.
+#[test]
+fn what_is_left_is_remembered_until_it_is_gone() {
+    let mut sim = Sim::injected(&["a"]);
+    sim.injection().spec.abort = true;
+    sim.settle();
+    let ended = |sim: &mut Sim, change: &dyn Fn(&mut Ended)| match &mut sim.entry(&key("a")).state {
+        State::Ended(ended) => change(ended),
+        state => panic!("{state:?}"),
+    };
+    let at = sim.now.wall;
+    ended(&mut sim, &|ended| {
+        ended.rechecked = Some(at);
+        ended.residue = vec![left("wt0")];
+    });
+    sim.o.injections = Some([].into());
+    sim.settle();
+    assert_eq!(sim.o.entries.len(), 1);
+    sim.now.boot += Duration::from_secs(5);
+    let clean = Step::Clean { key: key("a") };
+    assert!(decide(&sim.o, sim.now).steps.contains(&clean));
+    ended(&mut sim, &|ended| ended.residue[0].removed = true);
+    sim.settle();
+    assert_eq!(sim.o.entries.len(), 0);
 }
 
 #[test]

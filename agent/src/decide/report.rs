@@ -5,17 +5,19 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::ResourceExt as _;
 use windtunnel_crds::{
     NodeInjection, NodeInjectionStatus,
-    injection::{Audit, InjectionPhase, NodeFault, NodeTarget, TargetState, TargetStatus},
+    injection::{InjectionPhase, NodeFault, NodeTarget, TargetState, TargetStatus},
 };
 
-use super::{Decision, HOLD, Now, Observed, Preparation, RESTARTED, Step, combine, keys, overlap};
+use super::{
+    Decision, HOLD, Now, Observed, Preparation, RESTARTED, Step, checks, combine, keys, overlap,
+};
 use crate::{
     journal::UNWRITABLE,
     model::{Counts, Ended, Entry, Key, State},
 };
 
 /// The reason of a target that was not injected before its run was ended.
-const NEVER_INJECTED: &str = "NeverInjected";
+pub(super) const NEVER_INJECTED: &str = "NeverInjected";
 
 /// Tells the operator what is new; waits a moment where more is about to follow.
 pub(super) fn advance(
@@ -119,7 +121,7 @@ fn status(o: &Observed, uid: &str, injection: &NodeInjection) -> Option<NodeInje
             .or(injection.metadata.generation),
         reason,
         message,
-        audit: audit(o, uid, injection, phase),
+        audit: checks::audit(o, uid, injection, phase),
         targets,
     })
 }
@@ -349,97 +351,4 @@ fn counted(entry: &Entry, counts: Counts, base: TargetStatus) -> TargetStatus {
         queue_drops: counts.dropped.and_then(|d| i64::try_from(d).ok()),
         ..base
     }
-}
-
-/// What the checks of all targets together say; nothing while one of them is outstanding. What the
-/// journal has lost counts as checked when the whole node was looked at.
-fn audit(
-    o: &Observed,
-    uid: &str,
-    injection: &NodeInjection,
-    phase: InjectionPhase,
-) -> Option<Audit> {
-    if !matches!(phase, InjectionPhase::Recovered | InjectionPhase::Refused) {
-        return None;
-    }
-    let entries = || o.entries.values().filter(|e| e.key.injection == uid);
-    let told = injection.status.as_ref().and_then(|s| s.audit.as_ref());
-    let is_lost = has_lost(o, uid, injection);
-    if entries().next().is_none() {
-        // Nothing of it is on this node as far as the journal knows; an earlier report may know more.
-        match told {
-            Some(told) if !is_lost || is_settled(told) => return Some(told.clone()),
-            None if !is_lost => {
-                return Some(Audit {
-                    checked_at: begun(injection),
-                    ..Audit::default()
-                });
-            }
-            _ => {}
-        }
-    }
-    let sweep = o.sweep.as_ref().filter(|_| is_lost);
-    let swept = is_lost.then(|| sweep.filter(|s| s.unread.is_none()).map(|s| s.at));
-    let checked = entries().map(|e| e.ended()?.checked.map(|c| c.0));
-    let rechecked: Option<Vec<_>> = entries().map(|e| e.ended()?.rechecked).collect();
-    Some(Audit {
-        checked_at: checked
-            .chain(swept)
-            .collect::<Option<Vec<_>>>()
-            .and_then(|t| t.into_iter().max())
-            .map(MicroTime),
-        rechecked_at: rechecked
-            .filter(|_| !is_lost)
-            .and_then(|t| t.into_iter().max())
-            .map(MicroTime),
-        residue: entries()
-            .filter_map(|e| e.ended())
-            .flat_map(|e| &e.residue)
-            .chain(sweep.iter().flat_map(|s| &s.residue))
-            .cloned()
-            .collect(),
-    })
-}
-
-/// There is nothing more to find out.
-fn is_settled(told: &Audit) -> bool {
-    told.checked_at.is_some() && told.residue.iter().all(|r| r.removed)
-}
-
-/// An agent before this one had begun something for a target that the journal does not know.
-fn has_lost(o: &Observed, uid: &str, injection: &NodeInjection) -> bool {
-    if injection.spec.dry_run || o.preparations.contains_key(uid) {
-        return false;
-    }
-    let told = || injection.status.iter().flat_map(|s| &s.targets);
-    let begun = |t: &TargetStatus| {
-        t.injected_at.is_some()
-            || match t.state {
-                TargetState::Prepared | TargetState::Injected | TargetState::Interrupted => true,
-                TargetState::Recovered => t.reason != NEVER_INJECTED,
-                TargetState::Pending | TargetState::Failed | TargetState::Gone => false,
-            }
-    };
-    let targets = injection
-        .spec
-        .faults
-        .iter()
-        .flat_map(|fault| fault.targets.iter().map(move |target| (fault, target)));
-    targets
-        .filter(|(fault, target)| {
-            told().any(|t| t.fault == fault.name && t.pod_uid == target.pod_uid && begun(t))
-        })
-        .flat_map(|(fault, target)| keys(uid, fault, target))
-        .any(|key| !o.entries.contains_key(&key))
-}
-
-/// When an injection without entries counts as checked: at its beginning, since nothing was ever
-/// there.
-fn begun(injection: &NodeInjection) -> Option<MicroTime> {
-    let created = injection
-        .metadata
-        .creation_timestamp
-        .as_ref()
-        .map(|t| MicroTime(t.0));
-    injection.spec.start_time.clone().or(created)
 }

@@ -1,6 +1,6 @@
 //! What nodes find after the end, and who still says so.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, Time};
 use windtunnel_crds::{
     conditions::ConditionType as C,
     injection::{InjectionPhase as I, TargetState as T},
@@ -40,6 +40,7 @@ fn recheck(sim: &mut Sim, index: usize) {
     sim.settle();
 }
 
+/// Where there is nobody who could tell more.
 #[test]
 fn residue_outlives_the_injection_that_told_it() {
     for removed in [false, true] {
@@ -49,6 +50,7 @@ fn residue_outlives_the_injection_that_told_it() {
         sim.advance(seconds(1));
         sim.report("node1", I::Recovered, T::Recovered);
         audit(&mut sim, removed);
+        sim.observed.fleet.get_mut("node1").unwrap().live = false;
         let checked = sim.status().cleanup.unwrap().checked_at;
         assert!(checked.is_some());
         sim.advance(seconds(600));
@@ -119,4 +121,31 @@ fn the_time_of_a_check_outlives_the_audit_that_told_it() {
         cleanup::check(&sim.observed, &mut status, sim.now);
         assert_eq!(status.cleanup, Some(cleanup.clone()), "lost: {lost}");
     }
+}
+
+/// As long as it takes, unless the experiment goes.
+#[test]
+fn an_injection_stays_while_its_node_tries_to_remove_residue() {
+    let mut sim = running();
+    sim.advance(seconds(60));
+    sim.all(I::Recovered, T::Recovered);
+    audit(&mut sim, false);
+    sim.advance(seconds(600));
+    recheck(&mut sim, 0);
+    recheck(&mut sim, 1);
+    sim.advance(seconds(3_600));
+    sim.settle();
+    assert_eq!(sim.observed.injections.len(), 1);
+    assert_eq!(sim.condition(C::Clean), is("False", "Residue"));
+    let mut deleted = running();
+    deleted.advance(seconds(60));
+    deleted.all(I::Recovered, T::Recovered);
+    audit(&mut deleted, false);
+    let leaving = Some(Time(deleted.now));
+    deleted.observed.experiment.metadata.deletion_timestamp = leaving;
+    deleted.settle();
+    assert_eq!(deleted.observed.injections.len(), 0);
+    audit(&mut sim, true);
+    assert_eq!(sim.observed.injections.len(), 0);
+    assert_eq!(sim.condition(C::Clean), is("True", "Rechecked"));
 }

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, Time};
+use windtunnel_agent::model::Key;
 use windtunnel_crds::conditions::{ConditionType, condition};
+use windtunnel_crds::injection::NodeContainer;
 use windtunnel_crds::names::FINALIZER;
 use windtunnel_crds::status::Phase;
 use windtunnel_crds::{ChaosExperiment, ChaosExperimentStatus, NodeInjection, NodeInjectionStatus};
@@ -51,8 +53,13 @@ impl Api {
             host_network: false,
             // The last two are of another app.
             eligible: true,
-            containers: Vec::new(),
-            default_container: String::new(),
+            containers: vec![NodeContainer {
+                name: "app".to_owned(),
+                id: format!("pod{i}-app-0"),
+                volume_mounts: Vec::new(),
+                storage_limits: BTreeMap::new(),
+            }],
+            default_container: "app".to_owned(),
             addresses: Vec::new(),
         });
         Self {
@@ -133,6 +140,24 @@ impl Api {
         let name = format!("pod{}", number % 6);
         self.pods.retain(|p| p.name != name);
         self.version += 1;
+    }
+
+    /// Another container takes the place of a pod's.
+    pub(super) fn restart(&mut self, number: u8, laws: &mut Laws) {
+        let name = format!("pod{}", number % 6);
+        self.version += 1;
+        if let Some(pod) = self.pods.iter_mut().find(|p| p.name == name) {
+            pod.containers[0].id = format!("{name}-app-{}", self.version);
+            laws.restarted(&pod.uid);
+        }
+    }
+
+    /// The id of the container that a fault is on by now; empty where it is on the pod's network.
+    /// None if the pod is gone.
+    pub(super) fn container(&self, key: &Key) -> Option<String> {
+        let pod = self.pods.iter().find(|p| p.uid == key.pod)?;
+        let container = pod.containers.iter().find(|c| c.name == key.container);
+        Some(container.map_or_else(String::new, |c| c.id.clone()))
     }
 
     pub(super) fn abort(&mut self, now: Duration, laws: &mut Laws) {

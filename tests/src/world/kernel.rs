@@ -10,6 +10,8 @@ use windtunnel_agent::wire::LEASE;
 #[derive(Debug)]
 pub(super) struct Injector {
     pub(super) key: Key,
+    /// The id of the container that it works in; empty where it works on the pod's network.
+    pub(super) container: String,
     /// When it dies whatever happens, on the world's clock.
     pub(super) deadline: Duration,
     /// When it dies unless its agent is heard of; none while it is.
@@ -24,6 +26,8 @@ pub(super) struct Kernel {
     pub(super) injectors: BTreeMap<i32, Injector>,
     /// Fault and target of each ifb that exists.
     pub(super) inert: BTreeSet<Key>,
+    /// Injectors that have ended with their containers, and said so.
+    pub(super) last_words: BTreeSet<i32>,
     pids: i32,
 }
 
@@ -33,9 +37,10 @@ impl Kernel {
         self.pids
     }
 
-    pub(super) fn spawn(&mut self, pid: i32, key: Key, deadline: Duration) {
+    pub(super) fn spawn(&mut self, pid: i32, key: Key, container: String, deadline: Duration) {
         let injector = Injector {
             key,
+            container,
             deadline,
             lease_end: None,
             stopped_until: None,
@@ -46,15 +51,24 @@ impl Kernel {
     }
 
     /// Time takes what it takes; injectors apply what they were started for. The keys of effects
-    /// that began, and whether anything changed.
+    /// that began, and whether anything changed. `container` tells the id of the container that a key
+    /// is about by now, an empty one for a pod's network; none if the pod is gone.
     pub(super) fn pass_time(
         &mut self,
         now: Duration,
-        has_pod: impl Fn(&Key) -> bool,
+        container: impl Fn(&Key) -> Option<String>,
     ) -> (Vec<Key>, bool) {
         let before = self.injectors.len();
         self.injectors
             .retain(|_, i| now < i.deadline && i.lease_end.is_none_or(|end| now < end));
+        let last_words = &mut self.last_words;
+        self.injectors.retain(|pid, i| {
+            let is_left = container(&i.key).is_some_and(|id| id != i.container);
+            if is_left && i.stopped_until.is_none() {
+                last_words.insert(*pid);
+            }
+            !is_left || i.stopped_until.is_some()
+        });
         let mut is_changed = before != self.injectors.len();
         let mut begun = Vec::new();
         for injector in self.injectors.values_mut() {
@@ -62,7 +76,8 @@ impl Kernel {
                 injector.stopped_until = None;
                 is_changed = true;
             }
-            if injector.stopped_until.is_none() && !injector.has_applied && has_pod(&injector.key) {
+            let is_there = container(&injector.key).is_some();
+            if injector.stopped_until.is_none() && !injector.has_applied && is_there {
                 injector.has_applied = true;
                 is_changed = true;
                 begun.push(injector.key.clone());
@@ -92,10 +107,15 @@ impl Kernel {
         }
     }
 
-    /// The effects that are in place.
-    pub(super) fn effects(&self) -> impl Iterator<Item = &Injector> {
+    /// The effects that are in place: one on a container ends with it, even if its injector is stopped.
+    pub(super) fn effects(
+        &self,
+        container: impl Fn(&Key) -> Option<String>,
+    ) -> impl Iterator<Item = &Injector> {
         let all = self.injectors.values();
+        let is_there = move |i: &&Injector| container(&i.key).is_none_or(|id| id == i.container);
         all.filter(|i| i.has_applied && !i.has_vanished)
+            .filter(is_there)
     }
 
     pub(super) fn kill_one(&mut self) {
@@ -141,7 +161,9 @@ mod tests {
         fn apply(&mut self, fault: usize, life: Duration) {
             self.pids[fault] = self.kernel.next_pid();
             let deadline = self.now + life;
-            self.kernel.spawn(self.pids[fault], key(fault), deadline);
+            let network = String::new();
+            self.kernel
+                .spawn(self.pids[fault], key(fault), network, deadline);
             self.wait(Duration::ZERO);
         }
 
@@ -155,11 +177,12 @@ mod tests {
 
         fn wait(&mut self, time: Duration) {
             self.now += time;
-            self.kernel.pass_time(self.now, |_| true);
+            self.kernel.pass_time(self.now, |_| Some(String::new()));
         }
 
         fn is_applied(&mut self, fault: usize) -> bool {
-            self.kernel.effects().any(|effect| effect.key == key(fault))
+            let mut effects = self.kernel.effects(|_| Some(String::new()));
+            effects.any(|effect| effect.key == key(fault))
         }
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use windtunnel_agent::model::Key;
+use windtunnel_agent::model::{Ended, Key};
 use windtunnel_agent::wire::LEASE;
 use windtunnel_crds::conditions::ConditionType;
 use windtunnel_crds::fault::{Fault, Kind};
@@ -56,6 +56,8 @@ pub(super) struct Laws {
     deadline: Option<Duration>,
     /// How often each effect began.
     begun: BTreeMap<Key, usize>,
+    /// How often the containers of pods were restarted.
+    restarts: BTreeMap<String, usize>,
     killed: Vec<String>,
     /// A node injection was deleted by hand: who had it cannot say that it is clean.
     is_withdrawn: bool,
@@ -68,6 +70,7 @@ impl Laws {
             ended: None,
             deadline: None,
             begun: BTreeMap::new(),
+            restarts: BTreeMap::new(),
             killed: Vec::new(),
             is_withdrawn: false,
         }
@@ -75,7 +78,7 @@ impl Laws {
 
     pub(super) fn story(&self) -> Story {
         Story {
-            effects: u64::try_from(self.begun.len()).unwrap_or(u64::MAX),
+            effects: u64::try_from(self.begun.values().sum::<usize>()).unwrap_or(u64::MAX),
             kills: self.killed.len(),
             ..Story::default()
         }
@@ -89,6 +92,11 @@ impl Laws {
         self.is_withdrawn = true;
     }
 
+    /// A pod has another container: a fault on the one before may be on this one.
+    pub(super) fn restarted(&mut self, pod: &str) {
+        *self.restarts.entry(pod.to_owned()).or_default() += 1;
+    }
+
     pub(super) fn told(&mut self, status: &ChaosExperimentStatus) {
         if let (None, Some(deadline)) = (self.deadline, &status.deadline) {
             let since = deadline.0.duration_since(wall(Duration::ZERO));
@@ -100,7 +108,13 @@ impl Laws {
     pub(super) fn began(&mut self, now: Duration, key: &Key) -> Result<(), Violation> {
         let times = self.begun.entry(key.clone()).or_default();
         *times += 1;
-        if *times > 1 {
+        let restarts = self.restarts.get(&key.pod).copied().unwrap_or_default();
+        let allowed = if key.container.is_empty() {
+            1
+        } else {
+            1 + restarts
+        };
+        if *times > allowed {
             return Err(Violation::new(now, format!("{key:?} was injected again")));
         }
         if self.run == Run::Dry {
@@ -162,7 +176,7 @@ impl Laws {
     pub(super) fn check(&self, now: Duration, api: &Api, nodes: &[Node]) -> Result<(), Violation> {
         let mut effects = 0;
         for node in nodes {
-            for injector in node.kernel.effects() {
+            for injector in node.kernel.effects(|key| api.container(key)) {
                 let is_there = api.pods.iter().any(|p| p.uid == injector.key.pod);
                 effects += usize::from(is_there);
                 self.check_bounds(now, api, &injector.key)?;
@@ -308,8 +322,11 @@ fn check_journal(now: Duration, node: &Node) -> Result<(), Violation> {
     }
     let injectors = node.kernel.injectors.values().map(|i| &i.key);
     for key in injectors.chain(&node.kernel.inert) {
+        let is_over = |ended: &Ended| {
+            ended.checked.is_some() && !ended.residue.iter().any(|left| !left.removed)
+        };
         let entry = node.journal.get(key);
-        if entry.is_none_or(|e| e.ended().is_some_and(|ended| ended.checked.is_some())) {
+        if entry.is_none_or(|e| e.ended().is_some_and(is_over)) {
             let what = format!("{key:?} on {} is not in the journal", node.name);
             return Err(Violation::new(now, what));
         }
@@ -326,7 +343,7 @@ fn draws(api: &Api) -> Vec<&str> {
         let fault = experiment.spec.faults.iter().find(|f| f.name == name);
         matches!(
             fault.and_then(Fault::kind),
-            Some(Kind::PodKill(_) | Kind::Network(_))
+            Some(Kind::PodKill(_) | Kind::Network(_) | Kind::Cpu(_))
         )
     };
     let faults = experiment.status.iter().flat_map(|s| &s.faults);

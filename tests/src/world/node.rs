@@ -49,6 +49,8 @@ pub(super) struct Node {
     cut_until: Duration,
     refuse_until: Duration,
     full_until: Duration,
+    /// Until when what is built cannot be removed.
+    clings_until: Duration,
 }
 
 /// The agent died between two steps.
@@ -74,6 +76,7 @@ impl Node {
             cut_until: Duration::ZERO,
             refuse_until: Duration::ZERO,
             full_until: Duration::ZERO,
+            clings_until: Duration::ZERO,
         }
     }
 
@@ -134,6 +137,7 @@ impl Node {
         if self.agent.take().is_none() {
             return;
         }
+        self.kernel.last_words.clear();
         self.start_at = now + RESTART;
         for (key, written) in std::mem::take(&mut self.unsaved) {
             match written {
@@ -172,6 +176,10 @@ impl Node {
 
     pub(super) fn fill_journal(&mut self, until: Duration) {
         self.full_until = until;
+    }
+
+    pub(super) fn cling(&mut self, until: Duration) {
+        self.clings_until = until;
     }
 
     pub(super) fn jump_clock(&mut self, millis: i16) {
@@ -250,7 +258,7 @@ impl Node {
     ) -> Result<bool, Violation> {
         let pods: Vec<String> = api.pods.iter().map(|p| p.uid.clone()).collect();
         let has_pod = |key: &Key| pods.contains(&key.pod);
-        let (begun, mut is_busy) = self.kernel.pass_time(now, has_pod);
+        let (begun, mut is_busy) = self.kernel.pass_time(now, |key| api.container(key));
         for key in begun {
             laws.began(now, &key)?;
         }
@@ -276,7 +284,7 @@ impl Node {
         agent.look(boot, &self.journal, has_pod);
         agent.hear(boot, wall(now), &self.kernel);
         if agent.is_dirty || agent.wake.is_some_and(|at| boot >= at) {
-            is_busy |= self.pass(now, &pods)?;
+            is_busy |= self.pass(now, api)?;
         }
         Ok(is_busy)
     }
@@ -292,8 +300,8 @@ impl Node {
             .cloned()
             .collect();
         for mut entry in open {
-            if entry.state == State::Prepared {
-                self.kernel.inert.remove(&entry.key);
+            let had_no_effect = entry.state == State::Prepared && entry.injected_before.is_none();
+            if had_no_effect && self.remove(now, &entry.key) {
                 self.forget(now, &entry.key);
                 continue;
             }
@@ -310,7 +318,7 @@ impl Node {
     }
 
     /// One pass of the agent; whether it did anything.
-    fn pass(&mut self, now: Duration, pods: &[String]) -> Result<bool, Violation> {
+    fn pass(&mut self, now: Duration, api: &Api) -> Result<bool, Violation> {
         let clocks = self.clocks(now);
         let boot_id = self.boot_id();
         let Some(agent) = &mut self.agent else {
@@ -328,7 +336,7 @@ impl Node {
         agent.is_dirty = false;
         let mut is_busy = false;
         for step in steps {
-            match self.perform(now, step, &observed, pods) {
+            match self.perform(now, step, &observed, api) {
                 Ok(true) => is_busy = true,
                 Ok(false) => {
                     if let Some(agent) = &mut self.agent {

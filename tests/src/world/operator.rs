@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use jiff::SignedDuration;
 use windtunnel_crds::ChaosExperiment;
+use windtunnel_operator::cluster::Candidate;
 use windtunnel_operator::decide::{self, Action, Agent, Observed, PodPresence, Policy, needs};
 use windtunnel_operator::peers::PeerSet;
 
@@ -238,7 +239,10 @@ fn observe(now: Duration, api: &Api, experiment: ChaosExperiment) -> Observed {
             .map(|f| (f, api.selected()))
             .collect(),
         pods: needs.pods.then(|| pods.collect()),
-        containers: None,
+        containers: needs.containers.then(|| {
+            let containers = |p: &Candidate| (p.uid.clone(), p.containers.clone());
+            api.pods.iter().map(containers).collect()
+        }),
         peers: needs
             .peers
             .into_iter()

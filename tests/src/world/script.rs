@@ -23,6 +23,8 @@ pub enum Run {
     Kills,
     /// A delay on all pods, for longer than agents do without a control plane.
     Long,
+    /// CPU time is burnt in all pods' containers, beside a loss on half of the pods.
+    Containers,
     /// Nothing may be touched.
     Dry,
 }
@@ -139,6 +141,18 @@ pub enum Event {
         /// Which.
         pod: u8,
     },
+    /// The container of a pod ends, and another takes its place.
+    RestartContainer {
+        /// Of which.
+        pod: u8,
+    },
+    /// What is built on a node cannot be removed.
+    Cling {
+        /// Where.
+        node: u8,
+        /// For how long.
+        secs: u16,
+    },
     /// Somebody deletes the node injection of a node.
     Withdraw {
         /// Which.
@@ -162,6 +176,7 @@ pub fn scripts(events: usize) -> impl Strategy<Value = Script> {
         3 => Just(Run::Windows),
         2 => Just(Run::Kills),
         2 => Just(Run::Long),
+        3 => Just(Run::Containers),
         1 => Just(Run::Dry),
     ];
     // Often at once, often within a second, sometimes much later.
@@ -189,18 +204,61 @@ fn event() -> impl Strategy<Value = Event> {
         1 => (node.clone(), short.clone()).prop_map(|(node, secs)| Event::Refuse { node, secs }),
         1 => (node.clone(), short.clone())
             .prop_map(|(node, secs)| Event::FillJournal { node, secs }),
-        1 => (node, -5_000..5_000_i16).prop_map(|(node, millis)| Event::JumpClock { node, millis }),
+        1 => (node.clone(), -5_000..5_000_i16)
+            .prop_map(|(node, millis)| Event::JumpClock { node, millis }),
+        // Longer than until the second check.
+        1 => (node, 1..700_u16).prop_map(|(node, secs)| Event::Cling { node, secs }),
         2 => long.clone().prop_map(|secs| Event::CutApi { secs }),
         3 => (0..2_u8, 0..8_u8).prop_map(|(which, after)| Event::KillOperator { which, after }),
         2 => (0..2_u8, 0..8_u8, long.clone())
             .prop_map(|(which, after, secs)| Event::StallOperator { which, after, secs }),
         1 => (1..250_u8).prop_map(|secs| Event::NoOperator { secs }),
         2 => (0..8_u8).prop_map(|pod| Event::DeletePod { pod }),
+        3 => (0..8_u8).prop_map(|pod| Event::RestartContainer { pod }),
         1 => Just(Event::Abort),
         1 => Just(Event::Delete),
         1 => long.prop_map(|secs| Event::Stop { secs }),
     ]
 }
+
+const WINDOWS: &str = "
+duration: 60s
+faults:
+- name: slow
+  startAfter: 2s
+  duration: 20s
+  target: {selector: {matchLabels: {app: orders}}, percent: 50}
+  network: {delay: {latency: 100ms}}
+- name: lossy
+  startAfter: 25s
+  target: {selector: {matchLabels: {app: orders}}}
+  network: {loss: {percent: 10}}
+";
+
+const KILLS: &str = "
+duration: 40s
+faults:
+- name: slow
+  target: {selector: {matchLabels: {app: orders}}}
+  network: {delay: {latency: 100ms}}
+- name: half
+  startAfter: 5s
+  target: {selector: {matchLabels: {app: orders}}, percent: 50}
+  podKill: {gracePeriod: 1s}
+";
+
+const CONTAINERS: &str = "
+duration: 40s
+faults:
+- name: busy
+  duration: 30s
+  target: {selector: {matchLabels: {app: orders}}}
+  cpu: {load: 50}
+- name: lossy
+  startAfter: 5s
+  target: {selector: {matchLabels: {app: orders}}, percent: 50}
+  network: {loss: {percent: 10}}
+";
 
 impl Run {
     /// The spec of the experiment.
@@ -215,34 +273,8 @@ faults:
   network: {delay: {latency: 100ms}}
 "
             }
-            Self::Windows => {
-                "
-duration: 60s
-faults:
-- name: slow
-  startAfter: 2s
-  duration: 20s
-  target: {selector: {matchLabels: {app: orders}}, percent: 50}
-  network: {delay: {latency: 100ms}}
-- name: lossy
-  startAfter: 25s
-  target: {selector: {matchLabels: {app: orders}}}
-  network: {loss: {percent: 10}}
-"
-            }
-            Self::Kills => {
-                "
-duration: 40s
-faults:
-- name: slow
-  target: {selector: {matchLabels: {app: orders}}}
-  network: {delay: {latency: 100ms}}
-- name: half
-  startAfter: 5s
-  target: {selector: {matchLabels: {app: orders}}, percent: 50}
-  podKill: {gracePeriod: 1s}
-"
-            }
+            Self::Windows => WINDOWS,
+            Self::Kills => KILLS,
             Self::Long => {
                 "
 duration: 4m
@@ -252,6 +284,7 @@ faults:
   network: {delay: {latency: 100ms}}
 "
             }
+            Self::Containers => CONTAINERS,
             Self::Dry => {
                 "
 duration: 20s

@@ -1,7 +1,7 @@
 //! A terminal phase: the nodes are checked again, then everything of the run goes.
 
 use jiff::{SignedDuration, Timestamp};
-use windtunnel_crds::NodeInjection;
+use windtunnel_crds::{NodeInjection, injection::Audit};
 
 use super::{Pass, delete};
 use crate::decide::{Action, BOUNDS, cleanup, ending::Ending, rollup};
@@ -27,19 +27,20 @@ impl Pass<'_> {
             .faults
             .iter()
             .any(|f| f.injected > 0 && !f.draw.is_empty());
-        let rechecked = |i: &NodeInjection| {
-            i.status
-                .as_ref()
-                .and_then(|s| s.audit.as_ref())
-                .is_some_and(|a| a.rechecked_at.is_some())
+        let rechecked = |i: &NodeInjection| audit(i).is_some_and(|a| a.rechecked_at.is_some());
+        // What is left is told until it is gone, while there is somebody to tell.
+        let fleet = &self.observed.fleet;
+        let tries = |i: &NodeInjection| {
+            let is_live = fleet.get(&i.spec.node_name).is_some_and(|a| a.live);
+            is_live && audit(i).is_some_and(|a| a.residue.iter().any(|r| !r.removed))
         };
         // Where nothing was injected there is nothing to check again, once the node has said so.
         let left = self.nodes_left();
         // A node that was not heard of until the end is still to know that there is one.
         self.abort_where(|i| left.contains(&i.spec.node_name) && !i.spec.dry_run);
         let told = |i: &NodeInjection| i.spec.dry_run || !left.contains(&i.spec.node_name);
-        let done =
-            |i: &&NodeInjection| leaving || now >= late || rechecked(i) || (!injected && told(i));
+        let is_over = |i: &NodeInjection| now >= late || rechecked(i) || (!injected && told(i));
+        let done = |i: &&NodeInjection| leaving || (is_over(i) && !tries(i));
         let deletions: Vec<Action> = self
             .observed
             .injections
@@ -51,7 +52,7 @@ impl Pass<'_> {
         self.actions.extend(deletions);
         self.release_finalizer();
         if !self.observed.injections.is_empty() && !all_done {
-            return self.wake(late);
+            return self.wake(late.max(now + policy.control_plane_grace));
         }
         let ttl = self.observed.experiment.spec.ttl_seconds_after_finished;
         if let (Some(ttl), false) = (ttl, leaving) {
@@ -65,4 +66,8 @@ impl Pass<'_> {
             }
         }
     }
+}
+
+fn audit(injection: &NodeInjection) -> Option<&Audit> {
+    injection.status.as_ref()?.audit.as_ref()
 }

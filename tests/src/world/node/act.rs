@@ -2,18 +2,23 @@
 
 use std::time::Duration;
 
-use windtunnel_agent::decide::{Kill, Now, Observed, Preparation, Step, Unwritten, node_refusal};
+use windtunnel_agent::audit::merge;
+use windtunnel_agent::decide::{
+    Kill, Now, Observed, Preparation, Step, Unwritten, keys, node_refusal,
+};
 use windtunnel_agent::kernel::netns::NetNsId;
 use windtunnel_agent::kernel::nft::Table;
 use windtunnel_agent::kernel::proc::ProcessId;
 use windtunnel_agent::model::{
-    Counts, Ended, Entry, FORMAT, Key, NetworkEntry, Objects, State, Sweep,
+    Act, ContainerEntry, Counts, Ended, Entry, FORMAT, Key, NetworkEntry, Objects, State, Sweep,
 };
 use windtunnel_agent::supervisor::Live;
 use windtunnel_agent::wire::{NetworkTask, Order, Task};
 use windtunnel_crds::NodeInjection;
 use windtunnel_crds::injection::{NodeFault, NodeTarget, TargetState, TargetStatus};
+use windtunnel_crds::residue::{Residue, ResidueKind};
 
+use super::super::api::Api;
 use super::{Died, Node};
 
 impl Node {
@@ -89,7 +94,7 @@ impl Node {
         now: Duration,
         step: Step,
         observed: &Observed,
-        pods: &[String],
+        api: &Api,
     ) -> Result<bool, Died> {
         self.burn(now)?;
         match step {
@@ -97,16 +102,11 @@ impl Node {
                 self.sweep(now);
                 Ok(true)
             }
-            Step::Prepare { injection } => self.prepare(now, &injection, observed, pods),
+            Step::Prepare { injection } => self.prepare(now, &injection, observed, api),
             Step::Open { key, window } => self.note(now, &key, |entry| entry.window = Some(window)),
             Step::Inject { key, table } => self.inject(now, &key, table),
             Step::Await { key } => self.wait_for_container(now, &key),
-            Step::Follow { key, id } => self.note(now, &key, |entry| {
-                if let Objects::Container(container) = &mut entry.objects {
-                    container.id = id;
-                    entry.state = State::Prepared;
-                }
-            }),
+            Step::Follow { key, id } => self.follow(now, &key, id, api),
             Step::Confirm { key, at } => self.note(now, &key, |entry| {
                 if let Some(injector) = entry.injector() {
                     entry.state = State::Injected { injector, at };
@@ -119,7 +119,6 @@ impl Node {
             }
             Step::End { key, ended } => self.end(now, &key, *ended),
             Step::Clean { key } => {
-                self.kernel.inert.remove(&key);
                 let clocks = self.clocks(now);
                 self.check(now, &key, |ended| {
                     ended.checked = Some((clocks.wall, clocks.boot));
@@ -152,16 +151,22 @@ impl Node {
     /// Whatever no entry speaks of goes.
     fn sweep(&mut self, now: Duration) {
         let Now { boot, wall } = self.clocks(now);
+        let clings = now < self.clings_until;
         let journal = &self.journal;
         let kernel = &mut self.kernel;
-        kernel.inert.retain(|key| journal.contains_key(key));
         kernel.injectors.retain(|_, i| journal.contains_key(&i.key));
-        self.is_journal_lost = false;
+        let strange = kernel.inert.iter().filter(|key| !journal.contains_key(key));
+        let found: Vec<Residue> = strange.map(|key| residue(key, !clings)).collect();
+        kernel
+            .inert
+            .retain(|key| journal.contains_key(key) || clings);
+        self.is_journal_lost = !found.iter().all(|r| r.removed);
         if let Some(agent) = &mut self.agent {
+            let before = agent.sweep.take().map(|s| s.residue);
             agent.sweep = Some(Sweep {
                 at: wall,
                 swept_at: boot,
-                residue: Vec::new(),
+                residue: merge(before.unwrap_or_default(), found),
                 unread: None,
             });
         }
@@ -205,9 +210,36 @@ impl Node {
         key: &Key,
         done: impl FnOnce(&mut Ended),
     ) -> Result<bool, Died> {
+        let was_there = self.kernel.inert.contains(key);
+        let found = (was_there && !self.remove(now, key)).then(|| residue(key, false));
         self.note(now, key, |entry| {
             if let State::Ended(ended) = &mut entry.state {
+                let before = std::mem::take(&mut ended.residue);
+                ended.residue = merge(before, found.into_iter().collect());
                 done(ended);
+            }
+        })
+    }
+
+    /// Removes what was built for a fault; whether it is gone.
+    pub(super) fn remove(&mut self, now: Duration, key: &Key) -> bool {
+        if now >= self.clings_until {
+            self.kernel.inert.remove(key);
+        }
+        !self.kernel.inert.contains(key)
+    }
+
+    /// Finds the container that has taken the place of an entry's.
+    fn follow(&mut self, now: Duration, key: &Key, id: String, api: &Api) -> Result<bool, Died> {
+        if api.container(key).as_ref() != Some(&id) {
+            return Ok(true);
+        }
+        self.note(now, key, |entry| {
+            let is_successor = entry.injected_before.is_some();
+            if let Objects::Container(container) = &mut entry.objects {
+                container.id = id;
+                container.is_successor = is_successor;
+                entry.state = State::Prepared;
             }
         })
     }
@@ -237,7 +269,9 @@ impl Node {
         }
         self.burn(now)?;
         let end = self.at(window.end);
-        self.kernel.spawn(process.pid, key.clone(), end);
+        let container = entry.container().map(|c| c.id.clone());
+        let container = container.unwrap_or_default();
+        self.kernel.spawn(process.pid, key.clone(), container, end);
         let heard_at = self.clocks(now).boot;
         if let Some(agent) = &mut self.agent {
             let order = Order {
@@ -268,7 +302,7 @@ impl Node {
         now: Duration,
         uid: &str,
         observed: &Observed,
-        pods: &[String],
+        api: &Api,
     ) -> Result<bool, Died> {
         let found = observed.injections.as_ref().and_then(|all| all.get(uid));
         let Some(injection) = found.cloned() else {
@@ -280,11 +314,14 @@ impl Node {
         let mut verdicts = Vec::new();
         for fault in &injection.spec.faults {
             for target in &fault.targets {
-                let verdict = match &refusal {
-                    Some((reason, _)) => Some((TargetState::Failed, *reason)),
-                    None => self.prepare_target(now, &injection, (fault, target), pods)?,
-                };
-                verdicts.extend(verdict.map(|(state, reason)| told(fault, target, state, reason)));
+                for key in keys(uid, fault, target) {
+                    let verdict = match &refusal {
+                        Some((reason, _)) => Some((TargetState::Failed, *reason)),
+                        None => self.prepare_target(now, &injection, (key, target), api)?,
+                    };
+                    verdicts
+                        .extend(verdict.map(|(state, reason)| told(fault, target, state, reason)));
+                }
             }
         }
         if verdicts.iter().any(|v| v.state == TargetState::Failed) {
@@ -296,8 +333,9 @@ impl Node {
                 .collect();
             for key in prepared {
                 self.burn(now)?;
-                self.kernel.inert.remove(&key);
-                self.forget(now, &key);
+                if self.remove(now, &key) {
+                    self.forget(now, &key);
+                }
             }
         }
         if let Some(agent) = &mut self.agent {
@@ -318,21 +356,18 @@ impl Node {
         &mut self,
         now: Duration,
         injection: &NodeInjection,
-        (fault, target): (&NodeFault, &NodeTarget),
-        pods: &[String],
+        (key, target): (Key, &NodeTarget),
+        api: &Api,
     ) -> Result<Option<(TargetState, &'static str)>, Died> {
-        let key = Key {
-            injection: injection.metadata.uid.clone().unwrap_or_default(),
-            fault: fault.name.clone(),
-            pod: target.pod_uid.clone(),
-            container: String::new(),
-        };
+        let mut containers = target.containers.iter();
+        let container = containers.find(|c| c.name == key.container);
+        let id = container.map_or_else(String::new, |c| c.id.clone());
         match self.journal.get(&key).map(|e| &e.state) {
             None => {}
             Some(State::Prepared) => return Ok(None),
             Some(_) => return Ok(Some((TargetState::Failed, "AgentRestarted"))),
         }
-        if !pods.contains(&target.pod_uid) {
+        if api.container(&key).is_none_or(|current| current != id) {
             return Ok(Some((TargetState::Gone, "TargetGone")));
         }
         if injection.spec.dry_run {
@@ -342,11 +377,13 @@ impl Node {
         if now < self.full_until {
             return Ok(Some((TargetState::Failed, "JournalUnwritable")));
         }
-        let entry = self.entry(now, injection, &key, target);
+        let entry = self.entry(now, injection, &key, (target, id));
         self.unsaved.remove(&key);
         self.journal.insert(key.clone(), entry);
         self.burn(now)?;
-        self.kernel.inert.insert(key);
+        if key.container.is_empty() {
+            self.kernel.inert.insert(key);
+        }
         Ok(None)
     }
 
@@ -355,8 +392,30 @@ impl Node {
         now: Duration,
         injection: &NodeInjection,
         key: &Key,
-        target: &NodeTarget,
+        (target, id): (&NodeTarget, String),
     ) -> Entry {
+        let container = ContainerEntry {
+            id,
+            cgroup: "/sys/fs/cgroup".into(),
+            init: ProcessId {
+                pid: 1,
+                start_time: 1,
+            },
+            act: Act::Cpu { millicores: 500 },
+            is_successor: false,
+        };
+        let network = NetworkEntry {
+            netns: NetNsId {
+                device: 4,
+                inode: 1,
+            },
+            table: "windtunnel-x".to_owned(),
+            priority: 0,
+            detours: Vec::new(),
+            resets: Vec::new(),
+            name_servers: Vec::new(),
+            drain: Duration::from_secs(1),
+        };
         Entry {
             format: FORMAT,
             boot_id: self.boot_id(),
@@ -366,24 +425,29 @@ impl Node {
             pod_name: target.pod_name.clone(),
             pod_cgroup: "/sys/fs/cgroup".into(),
             recheck_after: injection.spec.recheck_after.get(),
-            objects: Objects::Network(NetworkEntry {
-                netns: NetNsId {
-                    device: 4,
-                    inode: 1,
-                },
-                table: "windtunnel-x".to_owned(),
-                priority: 0,
-                detours: Vec::new(),
-                resets: Vec::new(),
-                name_servers: Vec::new(),
-                drain: Duration::from_secs(1),
-            }),
+            objects: if key.container.is_empty() {
+                Objects::Network(network)
+            } else {
+                Objects::Container(container)
+            },
             prepared_at: self.clocks(now).boot,
             window: None,
             counts_before: Counts::default(),
             injected_before: None,
             state: State::Prepared,
         }
+    }
+}
+
+/// What is found of what was built for a fault.
+fn residue(key: &Key, removed: bool) -> Residue {
+    Residue {
+        node: String::new(),
+        kind: ResidueKind::Link,
+        name: format!("{}-{}", key.fault, key.pod),
+        pod: String::new(),
+        removed,
+        message: String::new(),
     }
 }
 

@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use windtunnel_agent::decide::{self, Kill, Observed, Preparation, Reported, Unwritten};
 use windtunnel_agent::model::{Entry, Key, Sweep};
 use windtunnel_agent::node::Known;
-use windtunnel_agent::supervisor::Live;
+use windtunnel_agent::supervisor::{Leave, Live};
 use windtunnel_crds::{NodeInjection, NodeInjectionStatus};
 
 use super::super::api::Api;
@@ -90,6 +90,9 @@ impl Agent {
     /// Listens to the injectors.
     pub(super) fn hear(&mut self, boot: Duration, wall: Timestamp, kernel: &Kernel) {
         for live in self.live.values_mut() {
+            if kernel.last_words.contains(&live.process.pid) && !live.has_exited {
+                live.leave = Some(Leave::ContainerEnded);
+            }
             let Some(injector) = kernel.injectors.get(&live.process.pid) else {
                 self.is_dirty |= !live.has_exited;
                 live.has_exited = true;
@@ -137,7 +140,13 @@ impl Agent {
             preparations: self.preparations.clone(),
             reports: self.reports.clone(),
             node_addresses: Vec::new(),
-            is_unclean: false,
+            is_unclean: is_unclean(journal, self.sweep.as_ref()),
         }
     }
+}
+
+/// Something that was found is still there.
+fn is_unclean(journal: &BTreeMap<Key, Entry>, sweep: Option<&Sweep>) -> bool {
+    let mut ended = journal.values().filter_map(Entry::ended);
+    ended.any(|e| e.residue.iter().any(|r| !r.removed)) || sweep.is_some_and(Sweep::has_left)
 }
