@@ -1,11 +1,14 @@
 //! What survives an agent, and what stops nothing.
 
-use std::{os::unix::fs::symlink, time::Duration};
+use std::{collections::BTreeSet, os::unix::fs::symlink, time::Duration};
 
 use nix::{sys::stat::Mode, unistd::mkfifo};
 
 use super::*;
-use crate::{model::Window, testing::entry};
+use crate::{
+    model::{Act, Objects, State, Window},
+    testing::entry,
+};
 
 #[test]
 fn what_was_written_is_read_by_the_next_agent() {
@@ -189,4 +192,45 @@ fn what_has_happened_is_known_at_once_and_written_when_it_can_be() {
         journal.entries().values().cloned().collect::<Vec<_>>()
     };
     assert_eq!(next(journal), [window(2)]);
+}
+
+/// What agents of this format have written is read, and means the same: whoever changes the form of an
+/// entry gives it another number. A kind that comes to it is added to the file.
+#[test]
+fn entries_of_this_format_are_read_for_good() {
+    let written = include_str!("../../testdata/journal-format-1.jsonl");
+    assert_eq!(FORMAT, 1);
+    let dir = tempfile::tempdir().unwrap();
+    let mut met = BTreeSet::new();
+    for line in written.lines() {
+        let raw: serde_json::Value = serde_json::from_str(line).unwrap();
+        let entry: Entry = serde_json::from_str(line).unwrap();
+        assert_eq!(serde_json::to_value(&entry).unwrap(), raw);
+        met.insert(match &entry.state {
+            State::Prepared => "prepared",
+            State::Injecting { .. } => "injecting",
+            State::Injected { .. } => "injected",
+            State::Waiting { .. } => "waiting",
+            State::Ended(_) => "ended",
+        });
+        met.insert(match &entry.objects {
+            Objects::Network(_) => "network",
+            Objects::Container(container) => match container.act {
+                Act::Cpu { .. } => "cpu",
+                Act::Memory(_) => "memory",
+                Act::Io(_) => "io",
+                Act::Fill(_) => "fill",
+                Act::Kill { .. } => "kill",
+                Act::Pause => "pause",
+            },
+        });
+        let (mut journal, _) = Journal::open(dir.path()).unwrap();
+        journal.write(entry.clone()).unwrap();
+        fs::write(journal.path(&entry.key), line).unwrap();
+        drop(journal);
+        let (journal, aside) = Journal::open(dir.path()).unwrap();
+        assert!(aside.is_empty(), "{aside:?}");
+        assert_eq!(journal.entries()[&entry.key], entry);
+    }
+    assert_eq!(met.len(), 12, "{met:?}");
 }

@@ -139,7 +139,8 @@ impl Drop for Stopped<'_> {
     }
 }
 
-/// Waits until the agent of a node is ready.
+/// Waits until the agent of a node is ready. One that was just killed is called so for a moment, and
+/// kubelet starts it again later each time.
 pub(crate) fn agent_is_ready(stage: &Stage, node: &str) -> Result<()> {
     until(&format!("a ready agent on {node}"), SOON * 2, || {
         let pods = stage.windtunnel.pods("agent")?;
@@ -152,7 +153,7 @@ pub(crate) fn agent_is_ready(stage: &Stage, node: &str) -> Result<()> {
                     .flatten()
                     .any(|c| c["type"] == "Ready" && c["status"] == "True")
         });
-        Ok(ready.then_some(()))
+        Ok((ready && stage.agent(node).is_ok()).then_some(()))
     })
 }
 
