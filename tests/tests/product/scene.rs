@@ -142,7 +142,7 @@ impl Drop for Stopped<'_> {
 /// Waits until the agent of a node is ready. One that was just killed is called so for a moment, and
 /// kubelet starts it again later each time.
 pub(crate) fn agent_is_ready(stage: &Stage, node: &str) -> Result<()> {
-    until(&format!("a ready agent on {node}"), SOON * 2, || {
+    until(&format!("a ready agent on {node}"), SOON * 6, || {
         let pods = stage.windtunnel.pods("agent")?;
         let ready = pods.iter().any(|pod| {
             let conditions = pod["status"]["conditions"].as_array();
