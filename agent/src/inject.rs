@@ -19,9 +19,10 @@ use windtunnel_crds::injection::{ContainerKind, NodeContainer};
 
 use crate::{
     kernel::{
+        handle::ProcessHandle,
         lease::{Lease, LeaseError, die_with_parent},
         nft::Table,
-        proc::{Proc, ProcError, ProcessHandle, boottime},
+        proc::{Proc, ProcError, boottime},
     },
     model::{Act, ContainerEntry, Counts},
     node::Node,

@@ -9,6 +9,7 @@ pub mod beneath;
 pub mod cgroup;
 pub mod child;
 pub mod fanotify;
+pub mod handle;
 pub mod lease;
 pub mod link;
 pub mod mounts;

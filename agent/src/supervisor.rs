@@ -20,7 +20,10 @@ use thiserror::Error;
 
 use crate::{
     inject,
-    kernel::proc::{Proc, ProcError, ProcessHandle, ProcessId},
+    kernel::{
+        handle::ProcessHandle,
+        proc::{Proc, ProcError, ProcessId},
+    },
     look::Looks,
     model::{Counts, Key},
     wire::{BEAT, Down, Line, Order, Task, Up, WireError},

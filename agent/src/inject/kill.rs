@@ -8,7 +8,7 @@ use windtunnel_runtime::chain;
 
 use super::Effect;
 use crate::{
-    kernel::proc::{Proc, ProcessHandle},
+    kernel::{handle::ProcessHandle, proc::Proc},
     model::{Act, ContainerEntry, Counts},
 };
 

@@ -1,24 +1,18 @@
-//! Processes as `/proc` shows them, and handles to end them.
+//! Processes as `/proc` shows them.
 //!
 //! A process is its pid together with its start time: a bare pid may be someone else's by the time
-//! that it is used. The root of `/proc` is a parameter, so that tests read fixtures. Killing goes
-//! through a pidfd whose process was identified after it was opened.
-
-#![allow(unsafe_code)]
+//! that it is used. The root of `/proc` is a parameter, so that tests read fixtures.
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd as _, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
-use nix::poll::{PollFd, PollFlags, ppoll};
-use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
-use nix::sys::time::TimeSpec;
 use nix::time::{ClockId, clock_gettime};
 
 /// Why `/proc` could not be read or a process not be reached.
@@ -183,40 +177,6 @@ impl Proc {
         namespace(pid).is_some_and(|own| Some(own) == namespace(other))
     }
 
-    /// Opens a process for [`ProcessHandle::kill`]; `None` if it is gone.
-    ///
-    /// # Errors
-    /// When the kernel refuses for another reason.
-    pub fn open(&self, process: ProcessId) -> Result<Option<ProcessHandle>, ProcError> {
-        let fd = match pidfd_open(process.pid) {
-            Ok(fd) => fd,
-            Err(Errno::ESRCH) => return Ok(None),
-            Err(source) => {
-                return Err(ProcError::Process {
-                    operation: "open",
-                    process,
-                    source,
-                });
-            }
-        };
-        // Only now: a process that was known before and lives after the handle was opened is the
-        // one that the handle means.
-        let is_same = self.is_alive(process)?;
-        Ok(is_same.then_some(ProcessHandle { fd, process }))
-    }
-
-    /// Kills a process; what its end is seen by, `None` if it is gone.
-    ///
-    /// # Errors
-    /// When it cannot be opened, or the kernel refuses (needs `CAP_KILL`).
-    pub fn kill(&self, process: ProcessId) -> Result<Option<ProcessHandle>, ProcError> {
-        let handle = self.open(process)?;
-        if let Some(handle) = &handle {
-            handle.kill()?;
-        }
-        Ok(handle)
-    }
-
     /// Opens the root directory of a process as seen from outside, for [`super::beneath`].
     ///
     /// # Errors
@@ -272,82 +232,6 @@ impl Proc {
     }
 }
 
-/// A process that can be ended without fear of hitting another.
-#[derive(Debug)]
-pub struct ProcessHandle {
-    fd: OwnedFd,
-    process: ProcessId,
-}
-
-impl ProcessHandle {
-    /// Which process this is.
-    #[must_use]
-    pub fn process(&self) -> ProcessId {
-        self.process
-    }
-
-    /// Sends SIGKILL; a process that has ended already is no error.
-    ///
-    /// # Errors
-    /// When the kernel refuses (needs `CAP_KILL`).
-    pub fn kill(&self) -> Result<(), ProcError> {
-        self.send(Signal::SIGKILL)
-    }
-
-    /// Sends a signal; a process that has ended already is no error.
-    ///
-    /// # Errors
-    /// When the kernel refuses (needs `CAP_KILL`).
-    pub fn send(&self, signal: Signal) -> Result<(), ProcError> {
-        match pidfd_send_signal(self.fd.as_fd(), signal) {
-            Ok(()) | Err(Errno::ESRCH) => Ok(()),
-            Err(source) => Err(ProcError::Process {
-                operation: "signal",
-                process: self.process,
-                source,
-            }),
-        }
-    }
-
-    /// Whether it has ended.
-    ///
-    /// # Errors
-    /// When the handle cannot be looked at.
-    pub fn has_ended(&self) -> Result<bool, ProcError> {
-        self.ends_within(Duration::ZERO)
-    }
-
-    /// Whether it ends within some time; waits no longer than until it does.
-    ///
-    /// # Errors
-    /// When the handle cannot be looked at.
-    pub fn ends_within(&self, time: Duration) -> Result<bool, ProcError> {
-        let until = Instant::now() + time;
-        loop {
-            let left = until.saturating_duration_since(Instant::now());
-            let mut fds = [PollFd::new(self.as_fd(), PollFlags::POLLIN)];
-            match ppoll(&mut fds, Some(TimeSpec::from_duration(left)), None) {
-                Ok(ready) => return Ok(ready > 0),
-                Err(Errno::EINTR) => {}
-                Err(source) => {
-                    return Err(ProcError::Process {
-                        operation: "look at",
-                        process: self.process,
-                        source,
-                    });
-                }
-            }
-        }
-    }
-}
-
-/// Readable once the process has ended.
-impl AsFd for ProcessHandle {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-}
-
 /// Time since boot, suspension included (`CLOCK_BOOTTIME`).
 ///
 /// # Errors
@@ -390,34 +274,8 @@ pub(crate) fn is_gone(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
 }
 
-fn pidfd_open(pid: i32) -> Result<OwnedFd, Errno> {
-    // SAFETY: takes two integers and returns a new descriptor or -1.
-    let fd = Errno::result(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
-    let fd = i32::try_from(fd).map_err(|_| Errno::EBADF)?;
-    // SAFETY: the descriptor was just made and belongs to no one else; it is close-on-exec.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-fn pidfd_send_signal(fd: BorrowedFd<'_>, signal: Signal) -> Result<(), Errno> {
-    let no_info = std::ptr::null::<libc::siginfo_t>();
-    // SAFETY: the descriptor is open for the duration of the call; a null pointer is allowed and
-    // stands for the information that kill(2) would send.
-    let sent = unsafe {
-        libc::syscall(
-            libc::SYS_pidfd_send_signal,
-            fd.as_raw_fd(),
-            signal as libc::c_int,
-            no_info,
-            0,
-        )
-    };
-    Errno::result(sent).map(drop)
-}
-
 #[cfg(test)]
 mod tests {
-    use std::process::Command;
-
     use proptest::prelude::*;
 
     use super::*;
@@ -476,24 +334,6 @@ mod tests {
         assert!(!proc.is_alive(process).unwrap(), "a zombie");
         fs::remove_file(&stat).unwrap();
         assert!(!proc.is_alive(process).unwrap(), "gone");
-    }
-
-    #[test]
-    fn only_the_identified_process_is_killed() {
-        let proc = Proc::default();
-        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
-        let pid = i32::try_from(child.id()).unwrap();
-        let process = proc.identify(pid).unwrap().unwrap();
-
-        let start_time = process.start_time + 1;
-        let earlier = ProcessId { pid, start_time };
-        assert!(proc.open(earlier).unwrap().is_none());
-
-        let handle = proc.open(process).unwrap().unwrap();
-        handle.kill().unwrap();
-        assert!(!child.wait().unwrap().success());
-        handle.kill().unwrap();
-        assert!(proc.open(process).unwrap().is_none());
     }
 
     #[test]
