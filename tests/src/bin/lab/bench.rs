@@ -3,6 +3,7 @@
 mod cost;
 mod doses;
 mod layers;
+mod scale;
 mod speed;
 
 use std::time::Duration;
@@ -39,6 +40,8 @@ enum Part {
     Layers,
     /// How exact faults are, and how quickly each kind is undone
     Doses,
+    /// How long faults on many pods take
+    Scale,
 }
 
 pub(crate) fn run(name: &str, arguments: &Arguments) -> Result<()> {
@@ -71,6 +74,9 @@ pub(crate) fn run(name: &str, arguments: &Arguments) -> Result<()> {
         }
         if is_wanted(Part::Layers) {
             layers::measure(&bed, &windtunnel, arguments.runs).await?;
+        }
+        if is_wanted(Part::Scale) {
+            scale::measure(&bed, &windtunnel, arguments.runs.div_ceil(5)).await?;
         }
         anyhow::Ok(())
     })?;
@@ -115,16 +121,16 @@ impl Series {
     }
 }
 
-/// The manifest of a pod that echoes, by its name as its label.
-fn echo(name: &str, namespace: &str, tag: &str) -> String {
+/// The manifest of a pod that echoes, by its name, its label, and its node.
+fn echo((name, app, node): (&str, &str, &str), namespace: &str, tag: &str) -> String {
     format!(
         "
 ---
 apiVersion: v1
 kind: Pod
-metadata: {{name: {name}, namespace: {namespace}, labels: {{app: {name}}}}}
+metadata: {{name: {name}, namespace: {namespace}, labels: {{app: {app}}}}}
 spec:
-  nodeName: {NODE}
+  nodeName: {node}
   terminationGracePeriodSeconds: 0
   containers: [{{name: echo, image: 'windtunnel/sample:{tag}', imagePullPolicy: Never, args: [echo]}}]
 "

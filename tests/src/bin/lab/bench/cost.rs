@@ -34,15 +34,15 @@ pub(super) fn idle(cluster: &Cluster, windtunnel: &Installation<'_>) -> Result<(
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Usage {
-    resident: f64,
+pub(super) struct Usage {
+    pub(super) resident: f64,
     private: f64,
     /// Hundredths of a second.
     ticks: u64,
 }
 
 /// The usage of each agent and operator, by node and program.
-fn usage(cluster: &Cluster) -> Result<BTreeMap<String, Usage>> {
+pub(super) fn usage(cluster: &Cluster) -> Result<BTreeMap<String, Usage>> {
     let script = "for p in $(pgrep -f '^/windtunnel-(agent|operator) [r]un'); do \
         echo $(tr '\\0' ' ' < /proc/$p/cmdline | cut -d' ' -f1) $p \
         $(awk '/^Rss:/{r=$2} /^Private_(Clean|Dirty):/{s+=$2} END{print r, s}' /proc/$p/smaps_rollup) \

@@ -12,7 +12,7 @@ use windtunnel_crds::ChaosExperiment;
 use windtunnel_tests::cluster::Cluster;
 use windtunnel_tests::product::{Beacon, Flight, Installation};
 
-use super::{Series, echo};
+use super::{NODE, Series, echo};
 use crate::print;
 
 const NAMESPACE: &str = "bench";
@@ -24,54 +24,74 @@ const CALM: usize = 20;
 /// A control plane that is gone is waited for longest: its grace, and the doubt after it.
 const BOUND: Duration = Duration::from_mins(2);
 const POLL: Duration = Duration::from_millis(2);
+/// Between two packets to one echo.
+const EVERY: Duration = Duration::from_millis(1);
 
-/// An echo that the beacon speaks to.
+/// Echoes, each with a beacon that speaks to it.
 pub(super) struct Bed<'a> {
     pub(super) cluster: &'a Cluster,
     pub(super) client: Client,
-    beacon: Beacon,
+    namespace: &'static str,
+    beacons: Vec<Beacon>,
 }
 
 impl<'a> Bed<'a> {
-    /// Makes the echo and lights the beacon.
+    /// Makes the one echo of most measurements, and lights its beacon.
     pub(super) async fn make(
         cluster: &'a Cluster,
         windtunnel: &Installation<'_>,
         client: Client,
     ) -> Result<Self> {
+        Self::of(cluster, windtunnel, client, (NAMESPACE, &[NODE])).await
+    }
+
+    /// Makes an echo on each of these nodes, and lights the beacons.
+    pub(super) async fn of(
+        cluster: &'a Cluster,
+        windtunnel: &Installation<'_>,
+        client: Client,
+        (namespace, nodes): (&'static str, &[&str]),
+    ) -> Result<Self> {
         cluster.apply(&format!(
-            "
-apiVersion: v1
-kind: Namespace
-metadata: {{name: {NAMESPACE}}}
-{}",
-            echo("echo", NAMESPACE, &windtunnel.images.tag)
+            "apiVersion: v1\nkind: Namespace\nmetadata: {{name: {namespace}}}"
         ))?;
-        let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
-        let address = within("the echo's address", || async {
-            let pod = pods.get("echo").await?;
-            let status = pod.status.unwrap_or_default();
-            let is_ready = status
-                .conditions
-                .iter()
-                .flatten()
-                .any(|c| c.type_ == "Ready" && c.status == "True");
-            Ok(status.pod_ip.filter(|_| is_ready))
-        })
-        .await?;
-        let echo = format!("{address}:7")
-            .parse()
-            .context("the echo's address")?;
-        let beacon = Beacon::start(cluster, echo)?;
+        let name = |number: usize| format!("echo-{number}");
+        let echoes = nodes.iter().enumerate().map(|(number, node)| {
+            let names = (&*name(number), "echo", *node);
+            echo(names, namespace, &windtunnel.images.tag)
+        });
+        cluster.apply(&echoes.collect::<String>())?;
+        let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
+        let mut beacons = Vec::new();
+        for number in 0..nodes.len() {
+            let address = within("the echo's address", || async {
+                let pod = pods.get(&name(number)).await?;
+                let status = pod.status.unwrap_or_default();
+                let is_ready = status
+                    .conditions
+                    .iter()
+                    .flatten()
+                    .any(|c| c.type_ == "Ready" && c.status == "True");
+                Ok(status.pod_ip.filter(|_| is_ready))
+            })
+            .await?;
+            let echo = format!("{address}:7")
+                .parse()
+                .context("the echo's address")?;
+            // Together they send no more than a thousand packets a second.
+            let every = EVERY * u32::try_from(nodes.len())?;
+            beacons.push(Beacon::paced(cluster, echo, every)?);
+        }
         Ok(Self {
             cluster,
             client,
-            beacon,
+            namespace,
+            beacons,
         })
     }
 
     pub(super) fn experiments(&self) -> Api<ChaosExperiment> {
-        Api::namespaced(self.client.clone(), NAMESPACE)
+        Api::namespaced(self.client.clone(), self.namespace)
     }
 
     /// An experiment that delays what the echo answers to this process.
@@ -92,34 +112,45 @@ metadata: {{name: {NAMESPACE}}}
         Ok(Instant::now())
     }
 
-    /// How long after `moment` the first packet left that was delayed.
+    /// How long after `moment` the first packet left that was delayed; of several echoes, the last.
     pub(super) async fn came(&self, moment: Instant) -> Result<Duration> {
-        within("a delayed packet", || async {
+        self.each("a delayed packet", |beacon| {
             let slow = |f: &&Flight| {
                 f.took()
                     .map_or(f.left.elapsed() > DELAYED, |took| took > DELAYED)
             };
-            Ok(self
-                .beacon
-                .since(moment)
-                .iter()
-                .find(slow)
-                .map(|f| f.left.duration_since(moment)))
+            let flights = beacon.since(moment);
+            let first = flights.iter().find(slow)?;
+            Some(first.left.duration_since(moment))
         })
         .await
     }
 
-    /// How long after `moment` the first packet left after which none was delayed.
+    /// How long after `moment` the first packet left after which none was delayed; of several echoes,
+    /// the last.
     pub(super) async fn went(&self, moment: Instant) -> Result<Duration> {
-        within("normal packets", || async {
-            let flights = self.beacon.since(moment);
+        self.each("normal packets", |beacon| {
+            let flights = beacon.since(moment);
             let normal = |f: &Flight| f.took().is_some_and(|took| took < DELAYED);
             let calm = flights
                 .windows(CALM)
-                .position(|window| window.iter().all(normal));
-            Ok(calm.map(|at| flights[at].left.duration_since(moment)))
+                .position(|window| window.iter().all(normal))?;
+            Some(flights[calm].left.duration_since(moment))
         })
         .await
+    }
+
+    /// The longest of what is seen of all beacons, once it is.
+    async fn each(
+        &self,
+        what: &str,
+        seen: impl Fn(&Beacon) -> Option<Duration>,
+    ) -> Result<Duration> {
+        let longest = within(what, || async {
+            let all: Option<Vec<Duration>> = self.beacons.iter().map(&seen).collect();
+            Ok(all.map(|all| all.into_iter().max()))
+        });
+        longest.await?.context("no beacon")
     }
 
     /// Deletes an experiment and waits until it is gone.
@@ -175,6 +206,17 @@ async fn within<T, F: Future<Output = Result<Option<T>>>>(
 
 /// Measures and prints the table.
 pub(super) async fn measure(bed: &Bed<'_>, runs: usize) -> Result<()> {
+    let [came, went, clean] = series(bed, runs).await?;
+    print::line("| what | p50 ms | p99 ms | max ms | n |");
+    print::line("| --- | --- | --- | --- | --- |");
+    print::line(&came.row("POST answered → first delayed packet"));
+    print::line(&went.row("DELETE answered → no packet delayed any more"));
+    print::line(&clean.row("DELETE answered → checked and gone"));
+    Ok(())
+}
+
+/// How long faults took to come, to go, and to be checked and gone.
+pub(super) async fn series(bed: &Bed<'_>, runs: usize) -> Result<[Series; 3]> {
     let (mut came, mut went, mut clean) = (Series::default(), Series::default(), Series::default());
     for run in 0..runs {
         let name = format!("speed-{run}");
@@ -189,12 +231,7 @@ pub(super) async fn measure(bed: &Bed<'_>, runs: usize) -> Result<()> {
         bed.gone(&name).await?;
         clean.add(deleted.elapsed());
     }
-    print::line("| what | p50 ms | p99 ms | max ms | n |");
-    print::line("| --- | --- | --- | --- | --- |");
-    print::line(&came.row("POST answered → first delayed packet"));
-    print::line(&went.row("DELETE answered → no packet delayed any more"));
-    print::line(&clean.row("DELETE answered → checked and gone"));
-    Ok(())
+    Ok([came, went, clean])
 }
 
 /// Waits until the nodes of an experiment were checked again and nothing of it is left there.
