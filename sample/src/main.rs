@@ -2,6 +2,7 @@
 //! measures what it sees. And the probes that tests measure faults with.
 
 mod disk;
+mod idle;
 mod probe;
 mod service;
 mod stats;
@@ -41,7 +42,7 @@ enum Command {
     Usage(usage::Settings),
     /// Opens, reads and writes a file, and prints how that went as JSON.
     Disk(disk::Settings),
-    /// Waits until it is told to end.
+    /// Waits until it is told to end, and prints the other signals that it hears.
     Idle,
 }
 
@@ -66,6 +67,6 @@ async fn run(command: Command) -> anyhow::Result<()> {
         Command::Sink { port } => probe::sink(port).await,
         Command::Usage(settings) => usage::usage(settings).await,
         Command::Disk(settings) => disk::disk(&settings),
-        Command::Idle => std::future::pending().await,
+        Command::Idle => idle::idle().await,
     }
 }

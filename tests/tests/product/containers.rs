@@ -3,9 +3,12 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use k8s_openapi::jiff::Timestamp;
+use serde_json::Value;
 use windtunnel_tests::cluster::poll::until;
 
-use super::stage::{ECHO, Pod, Space, Stage, Test, Wanted, at};
+use super::stage::{ECHO, Pod, Space, Stage, Test, Wanted, at, kubectl};
+use super::traces;
 
 /// Tests that touch only what is in their own namespace.
 pub(crate) const GENTLE: &[Test] = &[
@@ -14,9 +17,14 @@ pub(crate) const GENTLE: &[Test] = &[
         a_paused_container_stands_still,
     ),
     (
+        "a_paused_container_that_its_probe_has_killed_stays_paused",
+        a_paused_container_that_its_probe_has_killed_stays_paused,
+    ),
+    (
         "a_container_is_killed_once_or_again",
         a_container_is_killed_once_or_again,
     ),
+    ("signals_are_those_asked_for", signals_are_those_asked_for),
 ];
 
 const SOON: Duration = Duration::from_mins(1);
@@ -71,13 +79,16 @@ faults:
     Ok(())
 }
 
+/// What a pod says of its container.
+fn container(space: &Space<'_>, pod: &str) -> Result<Value> {
+    let pod = ["pod", pod, "--namespace", &space.name];
+    let pod = space.stage.cluster.get(&pod)?;
+    Ok(pod["status"]["containerStatuses"][0].clone())
+}
+
 /// How often the pod's container has been restarted.
 fn restarts(space: &Space<'_>, pod: &str) -> Result<i64> {
-    let pod = space
-        .stage
-        .cluster
-        .get(&["pod", pod, "--namespace", &space.name])?;
-    let count = pod["status"]["containerStatuses"][0]["restartCount"].as_i64();
+    let count = container(space, pod)?["restartCount"].as_i64();
     count.context("no restartCount")
 }
 
@@ -117,4 +128,158 @@ faults:
         "status: {status}"
     );
     Ok(())
+}
+
+/// A service that kubelet kills because it does not answer: the pause follows its container, and with
+/// the fault's end it serves again, held by nobody.
+fn a_paused_container_that_its_probe_has_killed_stays_paused(stage: &Stage) -> Result<()> {
+    let space = stage.space("a_paused_container_that_its_probe_has_killed")?;
+    stage.cluster.apply(&format!(
+        "
+apiVersion: v1
+kind: Pod
+metadata: {{name: served, namespace: {space}, labels: {{app: served}}}}
+spec:
+  nodeName: node1
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: sample
+    image: 'windtunnel/sample:{tag}'
+    imagePullPolicy: Never
+    args: [serve]
+    livenessProbe: &probe {{httpGet: {{path: /stats, port: 8080}}, periodSeconds: 2, timeoutSeconds: 2, failureThreshold: 2}}
+    readinessProbe: *probe
+",
+        space = space.name,
+        tag = stage.windtunnel.images.tag,
+    ))?;
+    let pod = space.ready("served")?;
+    let before = stage.snapshot(&pod)?;
+    let run = space.run(
+        "pause",
+        "
+duration: 5m
+faults:
+- name: pause
+  target: {selector: {matchLabels: {app: served}}}
+  containerPause: {}
+",
+    )?;
+    run.wait("Injected", SOON)?;
+    let first = held(stage, &pod)?;
+    ensure!(!first.is_empty(), "nothing is held of a paused container");
+    until(
+        "a container that took its place, held as well",
+        SOON * 2,
+        || {
+            let now = held(stage, &pod)?;
+            let is_another = !now.is_empty() && now.iter().all(|pid| !first.contains(pid));
+            Ok((is_another && restarts(&space, "served")? > 0).then_some(()))
+        },
+    )?;
+    run.until(
+        "the pause of the container that took its place",
+        SOON,
+        |status| {
+            let fault = &status["faults"][0];
+            fault["effect"]["threads"].as_i64() > Some(0) && fault["phase"] == "Active"
+        },
+    )?;
+    run.abort()?;
+    run.wait("Finished", SOON)?;
+    let status = run.status()?;
+    let fault = &status["faults"][0];
+    ensure!(
+        status["phase"] == "Aborted"
+            && fault["injected"] == 1
+            && fault["recovered"] == 1
+            && fault["interrupted"] == 0
+            && fault["failed"] == 0,
+        "status: {status}"
+    );
+    ensure!(run.condition("Clean")?.0 == "True", "status: {status}");
+    space.ready("served")?;
+    let still = held(stage, &pod)?;
+    ensure!(still.is_empty(), "still held: {still:?}");
+    traces::is_as_before(stage, &pod, &before)
+}
+
+/// The processes of a pod that another process holds.
+fn held(stage: &Stage, pod: &Pod) -> Result<Vec<i32>> {
+    let mut held = stage.pids(&pod.node, &pod.uid)?;
+    let script = "grep -l '^TracerPid:[[:space:]]*[1-9]' /proc/[0-9]*/status 2>/dev/null || true";
+    let node = stage.cluster.node(&pod.node)?;
+    let traced = node.run(&["sh", "-c", script])?.text()?;
+    held.retain(|pid| traced.contains(&format!("/proc/{pid}/")));
+    Ok(held)
+}
+
+/// A program hears the signals that are asked for, each so often and so far apart as is asked for, and
+/// one that it ends by is told as what it is: not a kill.
+fn signals_are_those_asked_for(stage: &Stage) -> Result<()> {
+    let space = stage.space("signals_are_those_asked_for")?;
+    let (_, client) = echo_and_client(&space)?;
+    let signals = ["SIGHUP", "SIGINT", "SIGQUIT", "SIGUSR1", "SIGUSR2"];
+    let fault = |(name, more): (&str, &str)| {
+        format!(
+            "- name: {}
+  target: {{selector: {{matchLabels: {{app: client}}}}}}
+  containerKill: {{signal: {name}{more}}}
+",
+            name.to_lowercase()
+        )
+    };
+    let faults: String = signals.map(|name| fault((name, ""))).concat();
+    let again = fault(("SIGUSR1", ", every: 2s")).replace("name: sigusr1", "name: again");
+    let run = space.run("heard", &format!("duration: 12s\nfaults:\n{faults}{again}"))?;
+    run.wait("Finished", SOON)?;
+    let status = run.status()?;
+    ensure!(status["phase"] == "Completed", "status: {status}");
+    let heard = heard(&space, &client)?;
+    let times = |name: &str| {
+        let of_it = heard.iter().filter(|(_, heard)| heard == name);
+        of_it.map(|(at, _)| *at).collect::<Vec<Timestamp>>()
+    };
+    for name in signals.iter().filter(|name| **name != "SIGUSR1") {
+        ensure!(times(name).len() == 1, "{name} once: {heard:?}");
+    }
+    let sent = times("SIGUSR1");
+    let told = status["faults"][5]["effect"]["signals"].as_u64();
+    // One of them is that of the fault that sends it once, beside the first of the others.
+    ensure!(
+        (5..=8).contains(&sent.len()) && told == Some(sent.len() as u64 - 1),
+        "SIGUSR1 each 2 s for 12 s: {heard:?}; the status says {told:?}"
+    );
+    let apart = sent[1..]
+        .windows(2)
+        .map(|two| two[1].duration_since(two[0]));
+    let shortest = apart.map(|apart| apart.as_millis()).min();
+    ensure!(shortest > Some(1_900), "{shortest:?} ms apart: {heard:?}");
+    ensure!(restarts(&space, "client")? == 0, "the container ended");
+    let spec = format!("duration: 60s\nfaults:\n{}", fault(("SIGTERM", "")));
+    let run = space.run("ends", &spec)?;
+    run.wait("Finished", SOON)?;
+    ensure!(run.phase()? == "Completed", "status: {}", run.status()?);
+    let last = until("a container that has ended", SOON, || {
+        let last = &container(&space, "client")?["lastState"]["terminated"];
+        Ok((!last.is_null()).then(|| last.clone()))
+    })?;
+    ensure!(last["exitCode"] == 0, "SIGTERM was not heard: {last}");
+    Ok(())
+}
+
+/// The signals that a pod's program says it has heard, and when.
+fn heard(space: &Space<'_>, pod: &Pod) -> Result<Vec<(Timestamp, String)>> {
+    let logs = [
+        "logs",
+        "--timestamps",
+        "--namespace",
+        &space.name,
+        &pod.name,
+    ];
+    let log = kubectl(space.stage, &logs)?;
+    let lines = log.lines().filter_map(|line| line.split_once(' '));
+    lines
+        .map(|(at, name)| Ok((at.parse()?, name.to_owned())))
+        .collect()
 }
