@@ -22,7 +22,7 @@ use kube::{
     Api, Client, ResourceExt as _,
     api::{ListParams, Patch, PatchParams, PostParams},
     core::{DeserializeGuard, PartialObjectMeta},
-    runtime::{WatchStreamExt as _, utils::Backoff, watcher},
+    runtime::{WatchStreamExt as _, watcher},
 };
 use nix::sys::eventfd::EventFd;
 use serde_json::json;
@@ -36,7 +36,7 @@ use windtunnel_crds::{
     names::{AGENT, LEASE, STOP_CONFIG_MAP},
     node_agent::Capability,
 };
-use windtunnel_runtime::{chain, watching};
+use windtunnel_runtime::{Steady, chain, watching};
 
 use crate::{act::Report, kernel::proc::boottime};
 
@@ -46,8 +46,8 @@ const REQUEST: Duration = Duration::from_secs(5);
 const PROOF: Duration = Duration::from_secs(2);
 /// How often the agent says that it is alive.
 const HEARTBEAT: Duration = Duration::from_secs(10);
-/// Between two tries of a watch, or of a proof.
-const WATCH_RETRY: Duration = Duration::from_secs(1);
+/// Between two tries of a proof.
+const PROOF_RETRY: Duration = Duration::from_secs(1);
 /// Between two tries of a report.
 const RETRY: Duration = Duration::from_millis(500);
 
@@ -153,21 +153,6 @@ pub async fn run(
     parts.spawn(report(side.clone(), outbox.reports));
     parts.spawn(heartbeat(side, outbox.agent));
     parts.join_next().await;
-}
-
-/// Always the same wait between two tries.
-struct Steady;
-
-impl Iterator for Steady {
-    type Item = Duration;
-
-    fn next(&mut self) -> Option<Duration> {
-        Some(WATCH_RETRY)
-    }
-}
-
-impl Backoff for Steady {
-    fn reset(&mut self) {}
 }
 
 /// A watch that is tried again within two seconds, however long it has failed.
@@ -295,7 +280,7 @@ async fn prove_rights(side: Side, grace: Duration) {
             }
             Err(_) => tracing::warn!("no answer when listing the node injections"),
         }
-        ticks.reset_after(WATCH_RETRY);
+        ticks.reset_after(PROOF_RETRY);
     }
 }
 

@@ -29,7 +29,7 @@ use tokio::{
 };
 use tokio_stream::wrappers::{UnboundedReceiverStream, WatchStream};
 use windtunnel_crds::{ChaosExperiment, NodeInjection, names::OPERATOR};
-use windtunnel_runtime::{CancellationToken, Readiness, chain, watching};
+use windtunnel_runtime::{CancellationToken, Readiness, Steady, chain, watching};
 
 use crate::{
     Args, act,
@@ -283,6 +283,7 @@ fn spawn_controller(
         .filter_map(|gained| futures::future::ready(gained.then_some(())));
     let controller = Controller::new(api, watching())
         .with_config(Config::default().concurrency(CONCURRENCY))
+        .trigger_backoff(Steady)
         .reconcile_on(UnboundedReceiverStream::new(triggered))
         .reconcile_all_on(on_stop)
         .reconcile_all_on(on_lead)

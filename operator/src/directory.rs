@@ -28,7 +28,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 use windtunnel_crds::{ChaosExperiment, injection::NodeContainer, peers::Peers};
-use windtunnel_runtime::watching;
+use windtunnel_runtime::{Steady, watching};
 
 use crate::{
     cluster::{self, Candidate, EndpointSlice, Pod, Service},
@@ -265,7 +265,7 @@ where
     K::DynamicType: Eq + Hash + Clone,
 {
     watcher(api, watching())
-        .default_backoff()
+        .backoff(Steady)
         .modify(|object| object.managed_fields_mut().clear())
         .reflect(writer)
         .filter_map(|event| async move {

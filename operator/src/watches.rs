@@ -18,7 +18,7 @@ use tokio::{
     time::{Instant, MissedTickBehavior, interval},
 };
 use windtunnel_crds::{ChaosExperiment, NodeAgent, NodeInjection, names::STOP_CONFIG_MAP};
-use windtunnel_runtime::{Guard, chain, watching};
+use windtunnel_runtime::{Guard, Steady, chain, watching};
 
 use crate::controller::Ctx;
 
@@ -43,7 +43,7 @@ pub(crate) async fn watch_injections(
         Api::namespaced(ctx.client.clone(), &ctx.policy.release_namespace);
     let mut guard = Some(guard);
     let events = watcher(api, watching())
-        .default_backoff()
+        .backoff(Steady)
         .modify(|injection| injection.managed_fields_mut().clear())
         .reflect(writer);
     let mut events = std::pin::pin!(events);
@@ -68,7 +68,7 @@ pub(crate) async fn watch_agents(ctx: Arc<Ctx>, triggers: Triggers, guard: Guard
     let api: Api<DeserializeGuard<NodeAgent>> =
         Api::namespaced(ctx.client.clone(), &ctx.policy.release_namespace);
     let mut guard = Some(guard);
-    let mut events = watcher(api, watching()).default_backoff().boxed();
+    let mut events = watcher(api, watching()).backoff(Steady).boxed();
     let mut checks = interval(FLEET_CHECK);
     checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let tell = |node: &str| {
@@ -117,7 +117,7 @@ pub(crate) async fn watch_stop(ctx: Arc<Ctx>, all: Arc<Notify>, guard: Guard) ->
         Api::namespaced(ctx.client.clone(), &ctx.policy.release_namespace);
     let config = watching().fields(&format!("metadata.name={STOP_CONFIG_MAP}"));
     let mut guard = Some(guard);
-    let mut events = watcher(api, config).default_backoff().boxed();
+    let mut events = watcher(api, config).backoff(Steady).boxed();
     let mut listed = false;
     while let Some(event) = events.next().await {
         let stopped = match event {

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use kube::{Client, Config, runtime::watcher};
+use kube::{
+    Client, Config,
+    runtime::{utils::Backoff, watcher},
+};
 use thiserror::Error;
 
 /// How long a connection may take to be made.
@@ -16,6 +19,27 @@ const WRITE: Duration = Duration::from_secs(10);
 const WATCH: u32 = 30;
 /// How long an answer, or the next part of one, may take; longer than a watch has nothing to say.
 const READ: Duration = Duration::from_secs(WATCH as u64 + 10);
+
+/// Between two tries of a watch.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// The same wait between any two tries of a watch, however long it has failed: kube's own grows to a
+/// minute, and what was away (the API server, a definition) would be back for as long before it is
+/// heard of.
+#[derive(Debug)]
+pub struct Steady;
+
+impl Iterator for Steady {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        Some(RETRY)
+    }
+}
+
+impl Backoff for Steady {
+    fn reset(&mut self) {}
+}
 
 /// How everything is watched: no lost connection goes unnoticed for long.
 #[must_use]

@@ -10,7 +10,7 @@ mod shutdown;
 mod telemetry;
 
 pub use admin::{Admin, AdminError, serve};
-pub use client::{ClientError, client, watching};
+pub use client::{ClientError, Steady, client, watching};
 pub use pulse::{Pulse, STANDSTILL};
 pub use readiness::{Guard, Readiness};
 pub use report::chain;

@@ -2,20 +2,18 @@
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// What is listened to; SIGTERM ends the program.
-const HEARD: [(&str, fn() -> SignalKind); 5] = [
-    ("SIGHUP", SignalKind::hangup),
-    ("SIGINT", SignalKind::interrupt),
-    ("SIGQUIT", SignalKind::quit),
-    ("SIGUSR1", SignalKind::user_defined1),
-    ("SIGUSR2", SignalKind::user_defined2),
-];
-
 /// Waits for ever.
 pub(crate) async fn idle() -> anyhow::Result<()> {
     let mut all = tokio::task::JoinSet::new();
-    for (name, kind) in HEARD {
-        all.spawn(listen(name, signal(kind())?));
+    // SIGTERM ends the program.
+    for (name, kind) in [
+        ("SIGHUP", SignalKind::hangup()),
+        ("SIGINT", SignalKind::interrupt()),
+        ("SIGQUIT", SignalKind::quit()),
+        ("SIGUSR1", SignalKind::user_defined1()),
+        ("SIGUSR2", SignalKind::user_defined2()),
+    ] {
+        all.spawn(listen(name, signal(kind)?));
     }
     // None of them ends.
     all.join_all().await;
