@@ -15,6 +15,7 @@ mod product {
     pub(crate) mod containers;
     pub(crate) mod cpu;
     pub(crate) mod database;
+    pub(crate) mod definitions;
     pub(crate) mod disk;
     pub(crate) mod doses;
     pub(crate) mod follow;
@@ -93,6 +94,7 @@ const ROUGH: &[&[Test]] = &[
     podkill::ROUGH,
     reboot::ROUGH,
     product::install::ROUGH,
+    product::definitions::ROUGH,
     product::database::ROUGH,
 ];
 
