@@ -38,6 +38,7 @@ mod product {
     pub(crate) mod scene;
     pub(crate) mod security;
     pub(crate) mod stage;
+    pub(crate) mod stop;
     pub(crate) mod timeline;
     pub(crate) mod told;
     pub(crate) mod torture;
@@ -90,6 +91,7 @@ const ROUGH: &[&[Test]] = &[
     reclaim::ROUGH,
     torture::ROUGH,
     refuse::ROUGH,
+    product::stop::ROUGH,
     outage::ROUGH,
     podkill::ROUGH,
     reboot::ROUGH,

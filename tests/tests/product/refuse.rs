@@ -1,14 +1,14 @@
 //! What cannot be done is refused with its reason, and then nothing is done: not on the pods that
 //! could have been hit either, nor anything at all in a dry run.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use windtunnel_tests::cluster::poll::until;
 use windtunnel_tests::product::{NAMESPACE, Run};
 
 use super::lamp::Lamp;
-use super::scene::{GONE, SOON, Scene, agent_is_ready, ended, silence};
+use super::scene::{SOON, Scene, agent_is_ready, ended, silence};
 use super::stage::{Pod, Space, Stage, Test, Wanted, kubectl};
 use super::traces;
 
@@ -24,10 +24,6 @@ pub(crate) const GENTLE: &[Test] = &[
 ];
 
 pub(crate) const ROUGH: &[Test] = &[
-    (
-        "the_emergency_stop_ends_and_refuses_everything",
-        the_emergency_stop_ends_and_refuses_everything,
-    ),
     (
         "a_node_without_an_agent_is_not_hit",
         a_node_without_an_agent_is_not_hit,
@@ -153,78 +149,6 @@ fn one_refusal_refuses_the_whole_run(stage: &Stage) -> Result<()> {
     traces::is_as_before(stage, &strange, &plain)?;
     scene.lamp.was_lit(begun)?;
     scene.is_as_before()
-}
-
-/// The `ConfigMap` windtunnel-stop, for as long as this value lives.
-struct Stop<'a>(&'a Stage);
-
-impl<'a> Stop<'a> {
-    fn pull(stage: &'a Stage) -> Result<Self> {
-        let arguments = [
-            "create",
-            "configmap",
-            "windtunnel-stop",
-            "--namespace",
-            NAMESPACE,
-        ];
-        kubectl(stage, &arguments)?;
-        Ok(Self(stage))
-    }
-}
-
-impl Drop for Stop<'_> {
-    fn drop(&mut self) {
-        let arguments = [
-            "delete",
-            "configmap",
-            "windtunnel-stop",
-            "--namespace",
-            NAMESPACE,
-        ];
-        // Where this fails everything that follows is refused, and says why.
-        let _ = kubectl(self.0, &arguments);
-    }
-}
-
-fn the_emergency_stop_ends_and_refuses_everything(stage: &Stage) -> Result<()> {
-    let one = Scene::set(stage, "the_emergency_stop_one", "node1")?;
-    let two = Scene::set(stage, "the_emergency_stop_two", "node2")?;
-    let runs = [one.silenced("run", "60s")?, two.silenced("run", "60s")?];
-    let moment = Instant::now();
-    let stop = Stop::pull(stage)?;
-    for scene in [&one, &two] {
-        let took = scene.lamp.comes_back(moment, SOON)?;
-        ensure!(took < GONE, "a fault ended {took:?} after the stop");
-    }
-    for ((run, uid), scene) in runs.iter().zip([&one, &two]) {
-        ended(run, "Aborted", "EmergencyStop")?;
-        let target = traces::target(stage, uid, &scene.echo)?;
-        ensure!(target["state"] == "Recovered", "the agent says {target}");
-        scene.is_as_before()?;
-    }
-    let refused = one.silence("refused", "20s", "0s")?;
-    ended(&refused, "Aborted", "EmergencyStop")?;
-    let message = refused.status()?["message"].to_string();
-    ensure!(message.contains("windtunnel-stop"), "it says {message}");
-    let uid = traces::uid(&one.space, "refused")?;
-    let asked = traces::injections(stage, &uid)?;
-    ensure!(asked.is_empty(), "a node was asked: {asked:?}");
-    drop(stop);
-    // The operator and the agents see its end each for themselves: the first tries may be early.
-    let again = until("a run after the emergency stop", SOON * 2, || {
-        let run = one.silence("again", "60s", "0s")?;
-        run.wait("Finished", Duration::from_secs(1)).ok();
-        match run.phase()?.as_str() {
-            "Running" | "Preparing" => Ok(Some(run)),
-            _ => {
-                run.delete(SOON)?;
-                Ok(None)
-            }
-        }
-    })?;
-    again.wait("Injected", SOON)?;
-    again.delete(SOON)?;
-    one.is_as_before()
 }
 
 /// A node whose agent is missing: at first it gives no answer, then it is known to be silent, and
@@ -388,29 +312,54 @@ fn shift(stage: &Stage, node: &str, seconds: i64) -> Result<()> {
 /// it says so, and its node takes no new faults until it is gone.
 fn an_unclean_node_is_not_hit(stage: &Stage) -> Result<()> {
     let scene = Scene::set(stage, "an_unclean_node_is_not_hit", "node2")?;
-    let node = stage.cluster.node("node2")?;
-    let pid = stage.pid(&scene.echo)?;
-    let script = format!(
-        "((echo 'add table netdev windtunnel-0123456789abcdef {{ flags owner; }}'; exec sleep 300) | nsenter --target {pid} --net nft --interactive) </dev/null >/dev/null 2>&1 &"
-    );
-    node.run(&["sh", "-c", &script])?.text()?;
-    let tables = ["nft", "list", "tables"];
-    until("a table of somebody else", SOON, || {
-        let tables = stage.in_netns(&scene.echo, &tables)?;
-        Ok(tables.contains("windtunnel-0123456789abcdef").then_some(()))
-    })?;
+    let foreign = Foreign::table(&scene)?;
     let found = unclean(&scene);
-    let ended = node.run(&["pkill", "-f", "sleep 300"])?.text();
+    foreign.end()?;
     found?;
-    ended?;
-    until("a node that is clean again", SOON, || {
-        let agents = ["nodeagent", "node2", "--namespace", NAMESPACE];
-        let agent = stage.cluster.get(&agents)?;
-        Ok((agent["status"]["clean"] == true).then_some(()))
-    })?;
     let run = scene.silence("clean", "1s", "0s")?;
     super::scene::ended(&run, "Completed", "WindowsClosed")?;
     scene.is_as_before()
+}
+
+/// A table in the network of a scene's echo that bears our mark, as long as the program lives that
+/// owns it.
+pub(crate) struct Foreign<'a> {
+    stage: &'a Stage,
+    node: String,
+}
+
+impl<'a> Foreign<'a> {
+    /// Makes it, and waits until it is there.
+    pub(crate) fn table(scene: &Scene<'a>) -> Result<Self> {
+        let (stage, node) = (scene.space.stage, scene.echo.node.clone());
+        let pid = stage.pid(&scene.echo)?;
+        let script = format!(
+            "((echo 'add table netdev windtunnel-0123456789abcdef {{ flags owner; }}'; exec sleep 300) | nsenter --target {pid} --net nft --interactive) </dev/null >/dev/null 2>&1 &"
+        );
+        stage
+            .cluster
+            .node(&node)?
+            .run(&["sh", "-c", &script])?
+            .text()?;
+        let foreign = Self { stage, node };
+        let tables = ["nft", "list", "tables"];
+        until("a table of somebody else", SOON, || {
+            let tables = stage.in_netns(&scene.echo, &tables)?;
+            Ok(tables.contains("windtunnel-0123456789abcdef").then_some(()))
+        })?;
+        Ok(foreign)
+    }
+
+    /// Ends the program, and waits until the node is clean.
+    pub(crate) fn end(self) -> Result<()> {
+        let node = self.stage.cluster.node(&self.node)?;
+        node.run(&["pkill", "-f", "sleep 300"])?.text()?;
+        until("a node that is clean again", SOON, || {
+            let agents = ["nodeagent", &self.node, "--namespace", NAMESPACE];
+            let agent = self.stage.cluster.get(&agents)?;
+            Ok((agent["status"]["clean"] == true).then_some(()))
+        })
+    }
 }
 
 fn unclean(scene: &Scene<'_>) -> Result<()> {
