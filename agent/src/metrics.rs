@@ -60,6 +60,10 @@ impl Metrics {
             journal_replays: Counter::default(),
             residue: Family::default(),
         };
+        // There from the start: who watches for an increase would miss the first one.
+        for removed in ["true", "false"] {
+            let _ = metrics.residue.get_or_create(&Found { removed });
+        }
         let mut registry = Registry::with_prefix("windtunnel_agent");
         registry.register(
             "injectors",

@@ -50,7 +50,9 @@ fn end(node: &mut Node, mut entry: Entry, now: Now) -> Result<(), ActError> {
         Some(process) if is_same_boot => kill(node, process)?,
         _ => false,
     };
-    entry.state = State::Ended(outlived(&entry, &node.boot_id, killed, now));
+    let ended = outlived(&entry, &node.boot_id, killed, now);
+    node.metrics.count_end(&ended);
+    entry.state = State::Ended(ended);
     node.journal.note(entry);
     Ok(())
 }

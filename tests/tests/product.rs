@@ -13,6 +13,7 @@
 mod product {
     pub(crate) mod compose;
     pub(crate) mod containers;
+    pub(crate) mod counters;
     pub(crate) mod cpu;
     pub(crate) mod database;
     pub(crate) mod definitions;
@@ -95,6 +96,7 @@ const ROUGH: &[&[Test]] = &[
     outage::ROUGH,
     podkill::ROUGH,
     reboot::ROUGH,
+    product::counters::ROUGH,
     product::install::ROUGH,
     product::definitions::ROUGH,
     product::database::ROUGH,
