@@ -17,6 +17,7 @@ mod product {
     pub(crate) mod cpu;
     pub(crate) mod database;
     pub(crate) mod definitions;
+    pub(crate) mod demo;
     pub(crate) mod disk;
     pub(crate) mod doses;
     pub(crate) mod follow;
@@ -97,6 +98,7 @@ const ROUGH: &[&[Test]] = &[
     podkill::ROUGH,
     reboot::ROUGH,
     product::counters::ROUGH,
+    product::demo::ROUGH,
     product::install::ROUGH,
     product::definitions::ROUGH,
     product::database::ROUGH,
