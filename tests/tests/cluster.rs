@@ -63,6 +63,10 @@ const TESTS: &[(&str, Test)] = &[
         "nothing_is_left_when_the_holder_is_killed",
         gone::nothing_is_left,
     ),
+    (
+        "nothing_is_left_when_a_start_is_killed",
+        gone::nothing_is_left_of_a_start,
+    ),
     ("a_lone_kernel_runs_a_command", gone::lone_kernel),
 ];
 

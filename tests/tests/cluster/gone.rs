@@ -1,13 +1,15 @@
 //! Nothing of a cluster, or of a lone kernel, stays.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use windtunnel_tests::cluster::poll::until;
-use windtunnel_tests::cluster::{Cluster, Options, vm};
+use windtunnel_tests::cluster::{Cluster, Options, entry, vm};
 
 use super::world::World;
 
@@ -23,10 +25,7 @@ pub(crate) fn nothing_is_left(world: &World) -> Result<()> {
     };
     // The control socket is in the machine's network, where this process came from.
     let cluster = world.cluster.beside(|| Cluster::start(&options))?;
-    let namespaces = NAMESPACES
-        .iter()
-        .map(|kind| namespace_of(&cluster.holder().to_string(), kind).context("no namespace"))
-        .collect::<Result<Vec<_>>>()?;
+    let namespaces = namespaces_of(cluster.holder())?;
     let inside = processes_in(&namespaces)?;
     ensure!(
         inside.len() > 6,
@@ -48,6 +47,85 @@ pub(crate) fn nothing_is_left(world: &World) -> Result<()> {
         "the machine was {before:?} and is {after:?}"
     );
     Ok(())
+}
+
+/// By when who starts a cluster has started its holder, with all parts cached.
+const HOLDER: Duration = Duration::from_secs(20);
+/// Steps of a start, by the words that `lab up` tells them with once they are over; none is when it has
+/// started a process, and nothing is known of that yet.
+const MOMENTS: [Option<&str>; 5] = [
+    None,
+    Some("network"),
+    Some("node disks"),
+    Some("API server"),
+    Some("nodes Ready"),
+];
+
+/// `lab up` is killed in the middle of a start, at several moments.
+pub(crate) fn nothing_is_left_of_a_start(world: &World) -> Result<()> {
+    let before = machine()?;
+    for (number, moment) in MOMENTS.into_iter().enumerate() {
+        let name = format!("start-{number}-{}", std::process::id());
+        let namespaces = killed_start(world, &name, moment)
+            .with_context(|| format!("a start until {moment:?}"))?;
+        until("the end of all processes", Duration::from_secs(10), || {
+            let left = [processes_in(&namespaces)?, processes_for(&name)?].concat();
+            Ok(left.is_empty().then_some(()))
+        })?;
+        ensure!(
+            world.cluster.beside(|| Cluster::find(&name))?.is_none(),
+            "the name is still taken after {moment:?}"
+        );
+        let after = machine()?;
+        ensure!(
+            before == after,
+            "the machine was {before:?} and is {after:?} after {moment:?}"
+        );
+    }
+    Ok(())
+}
+
+/// Starts a cluster, and kills who starts it once a step is over; the namespaces that there were then.
+fn killed_start(world: &World, name: &str, moment: Option<&str>) -> Result<Vec<String>> {
+    let mut starter = world.cluster.beside(|| {
+        Command::new(entry::lab_program()?)
+            .args(["--name", name, "up", "--nodes", "1"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("run lab")
+    })?;
+    let seen = starter.stdout.take().context("no output").and_then(|told| {
+        let Some(moment) = moment else {
+            let has_child = || Ok((processes_for(name)?.len() > 1).then(Vec::new));
+            return until("a process that it starts", HOLDER, has_child);
+        };
+        let mut lines = BufReader::new(told).lines();
+        let reached = lines.find(|line| line.as_ref().is_ok_and(|line| line.ends_with(moment)));
+        reached.context("it was never reached")??;
+        let cluster = world.cluster.beside(|| Cluster::find(name))?;
+        namespaces_of(cluster.context("no cluster")?.holder())
+    });
+    starter.kill().context("kill the starter")?;
+    starter.wait().context("wait for the starter")?;
+    seen
+}
+
+/// The namespaces that a holder's processes are in.
+fn namespaces_of(holder: i32) -> Result<Vec<String>> {
+    let found = NAMESPACES
+        .iter()
+        .map(|kind| namespace_of(&holder.to_string(), kind).context("no namespace"));
+    found.collect()
+}
+
+/// The processes that have the name of a cluster among their arguments.
+fn processes_for(name: &str) -> Result<Vec<i32>> {
+    let found = processes()?.into_iter().filter(|pid| {
+        let arguments = fs::read_to_string(format!("/proc/{pid}/cmdline"));
+        arguments.is_ok_and(|arguments| arguments.contains(name))
+    });
+    Ok(found.collect())
 }
 
 pub(crate) fn lone_kernel(_: &World) -> Result<()> {
@@ -89,18 +167,17 @@ fn namespace_of(process: &str, kind: &str) -> Option<String> {
 }
 
 fn processes_in(namespaces: &[String]) -> Result<Vec<i32>> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir("/proc").context("list processes")?.flatten() {
-        let name = entry.file_name();
-        let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else {
-            continue;
-        };
-        let is_inside = NAMESPACES.iter().zip(namespaces).any(|(kind, namespace)| {
-            namespace_of(&format!("{pid}"), kind).as_ref() == Some(namespace)
-        });
-        if is_inside {
-            found.push(pid);
-        }
-    }
-    Ok(found)
+    let is_inside = |pid: &i32| {
+        let mut kinds = NAMESPACES.iter().zip(namespaces);
+        kinds.any(|(kind, namespace)| {
+            namespace_of(&pid.to_string(), kind).as_ref() == Some(namespace)
+        })
+    };
+    Ok(processes()?.into_iter().filter(is_inside).collect())
+}
+
+fn processes() -> Result<Vec<i32>> {
+    let entries = fs::read_dir("/proc").context("list processes")?.flatten();
+    let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    Ok(numbers.collect())
 }
