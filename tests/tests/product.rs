@@ -39,6 +39,7 @@ mod product {
     pub(crate) mod reset;
     pub(crate) mod scene;
     pub(crate) mod security;
+    pub(crate) mod shown;
     pub(crate) mod stage;
     pub(crate) mod stop;
     pub(crate) mod timeline;
@@ -89,6 +90,7 @@ const GENTLE: &[&[Test]] = &[
 /// busy machine makes nothing.
 const ROUGH: &[&[Test]] = &[
     doses::ALONE,
+    product::shown::ALONE,
     lifecycle::ROUGH,
     reclaim::ROUGH,
     torture::ROUGH,
