@@ -11,6 +11,7 @@
 )]
 
 mod product {
+    pub(crate) mod busy;
     pub(crate) mod compose;
     pub(crate) mod containers;
     pub(crate) mod counters;
@@ -99,6 +100,7 @@ const ROUGH: &[&[Test]] = &[
     outage::ROUGH,
     podkill::ROUGH,
     reboot::ROUGH,
+    product::busy::ROUGH,
     product::counters::ROUGH,
     product::demo::ROUGH,
     product::install::ROUGH,
