@@ -162,7 +162,7 @@ impl<'a> Fakes<'a> {
         let now = MicroTime(Timestamp::now());
         let leases: Api<Lease> = Api::namespaced(self.client.clone(), "kube-node-lease");
         let lease = json!({
-            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": node},
             "spec": {"holderIdentity": node, "leaseDurationSeconds": 40, "renewTime": now},
         });
         let params = PatchParams::apply(FAKE).force();
