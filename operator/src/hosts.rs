@@ -8,14 +8,8 @@ use std::{
     time::Duration,
 };
 
-use futures::{
-    FutureExt as _,
-    future::{BoxFuture, join},
-};
-use hickory_resolver::{
-    ResolverBuilder, TokioResolver,
-    proto::rr::{RData, RecordType},
-};
+use futures::{FutureExt as _, future::BoxFuture};
+use hickory_resolver::{ResolverBuilder, TokioResolver};
 use kube::runtime::reflector::ObjectRef;
 use tokio::{
     sync::Semaphore,
@@ -40,23 +34,8 @@ pub(crate) enum NoAddress {
     Unknown(String),
 }
 
-/// A family of addresses. Name servers are asked for one at a time, and may fail at one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Family {
-    V4,
-    V6,
-}
-
-impl Family {
-    const ALL: [Self; 2] = [Self::V4, Self::V6];
-
-    fn has(self, address: IpAddr) -> bool {
-        address.is_ipv4() == (self == Self::V4)
-    }
-}
-
-/// Asks a name server for the addresses of a host in one family.
-type Ask = Box<dyn Fn(String, Family) -> BoxFuture<'static, Answer> + Send + Sync>;
+/// Asks a name server.
+type Ask = Box<dyn Fn(String) -> BoxFuture<'static, Answer> + Send + Sync>;
 
 /// How long what is good, or waited for.
 #[derive(Clone, Copy, Debug)]
@@ -112,7 +91,7 @@ impl Hosts {
             tracing::warn!(%error, "no name server is known; peers given as hosts will have no address");
         }
         let resolver = resolver.ok();
-        let ask = move |host, family| resolve(resolver.clone(), host, family).boxed();
+        let ask = move |host| resolve(resolver.clone(), host).boxed();
         Self::asking(Box::new(ask), Times::default(), triggers)
     }
 
@@ -160,23 +139,19 @@ impl Hosts {
 
     /// Has a host asked for.
     fn question(&self, host: &str) {
-        let host = host.to_owned();
-        let patience = self.times.answer;
-        let [v4, v6] =
-            Family::ALL.map(|family| timeout(patience, (self.ask)(host.clone(), family)));
+        let (host, answer) = (host.to_owned(), (self.ask)(host.to_owned()));
         let (known, turns) = (self.known.clone(), self.turns.clone());
-        let triggers = self.triggers.clone();
+        let (patience, triggers) = (self.times.answer, self.triggers.clone());
         let mut questions = lock(&self.questions);
         while questions.try_join_next().is_some() {}
         questions.spawn(async move {
             // Nobody closes it.
             let turn = turns.acquire().await;
-            let (v4, v6) = join(v4, v6).await;
+            let answer = timeout(patience, answer).await;
             drop(turn);
-            let silence = "no answer from the name server";
-            let silent = |_| Err(NoAddress::Unknown(silence.to_owned()));
-            let answers = [v4, v6].map(|answer| answer.unwrap_or_else(silent));
-            for (namespace, name) in note(&known, &host, answers) {
+            let silence = "no answer from the name server".to_owned();
+            let silent = |_| Err(NoAddress::Unknown(silence));
+            for (namespace, name) in note(&known, &host, answer.unwrap_or_else(silent)) {
                 // The receiver lives as long as the controller; without it there is nobody to tell.
                 let _ = triggers.send(ObjectRef::new(&name).within(&namespace));
             }
@@ -184,16 +159,22 @@ impl Hosts {
     }
 }
 
-/// Notes the answers for each family; who is to be told, if they are others than before.
+/// Notes an answer; who is to be told, if it is another than before.
 fn note(
     known: &Mutex<BTreeMap<String, Known>>,
     host: &str,
-    answers: [Answer; 2],
+    answer: Answer,
 ) -> BTreeSet<(String, String)> {
+    let answer = answer.map(|mut addresses| {
+        // Servers turn them around.
+        addresses.sort();
+        addresses.dedup();
+        addresses
+    });
     let mut known = lock(known);
     let entry = known.entry(host.to_owned()).or_default();
     let before = entry.answer.take().map(|(_, old)| old);
-    let now = resolved(answers, before.as_ref());
+    let now = resolved(answer, before.clone());
     let is_news = before.is_none_or(|old| old != now);
     entry.asked = None;
     entry.answer = Some((Instant::now(), now));
@@ -201,55 +182,42 @@ fn note(
     if is_news { users } else { BTreeSet::new() }
 }
 
-/// What is known after the answers. One that says nothing takes nothing away.
-fn resolved(answers: [Answer; 2], before: Option<&Resolved>) -> Resolved {
-    let known = match before {
-        Some(Resolved::Found(addresses) | Resolved::Kept { addresses, .. }) => &addresses[..],
-        _ => &[],
-    };
-    let (mut addresses, mut silence, mut absence) = (Vec::new(), None, String::new());
-    for (answer, family) in answers.into_iter().zip(Family::ALL) {
-        match answer {
-            Ok(found) => addresses.extend(found),
-            Err(NoAddress::Absent(why)) => absence = why,
-            Err(NoAddress::Unknown(why)) => {
-                addresses.extend(known.iter().filter(|address| family.has(**address)));
-                silence.get_or_insert(why);
-            }
-        }
-    }
-    // Servers turn them around.
-    addresses.sort();
-    addresses.dedup();
-    match (addresses.is_empty(), silence, before) {
-        (false, None, _) => Resolved::Found(addresses),
-        (false, Some(why), _) => Resolved::Kept { addresses, why },
-        (true, None, _) => Resolved::Absent(absence),
+/// What is known after an answer. One that says nothing takes nothing away.
+fn resolved(answer: Answer, before: Option<Resolved>) -> Resolved {
+    match (answer, before) {
+        (Ok(addresses), _) => Resolved::Found(addresses),
         // What was said for certain counts until something else is.
-        (true, Some(_), Some(Resolved::Absent(why))) => Resolved::Absent(why.clone()),
-        (true, Some(why), _) => Resolved::Unknown(why),
+        (Err(NoAddress::Absent(why)), _)
+        | (Err(NoAddress::Unknown(_)), Some(Resolved::Absent(why))) => Resolved::Absent(why),
+        (
+            Err(NoAddress::Unknown(why)),
+            Some(Resolved::Found(addresses) | Resolved::Kept { addresses, .. }),
+        ) => Resolved::Kept { addresses, why },
+        (Err(NoAddress::Unknown(why)), _) => Resolved::Unknown(why),
     }
 }
 
-async fn resolve(resolver: Option<TokioResolver>, host: String, family: Family) -> Answer {
+async fn resolve(resolver: Option<TokioResolver>, host: String) -> Answer {
     let Some(resolver) = resolver else {
         return Err(NoAddress::Unknown("no name server is known".to_owned()));
     };
-    let kind = match family {
-        Family::V4 => RecordType::A,
-        Family::V6 => RecordType::AAAA,
+    let error = match resolver.lookup_ip(&*host).await {
+        Ok(found) => return Ok(found.iter().collect()),
+        Err(error) => error,
     };
-    match resolver.lookup(&*host, kind).await {
-        // What the name is another name for is among the answers.
-        Ok(found) => {
-            let data = found.answers().iter().map(|record| &record.data);
-            Ok(data.filter_map(RData::ip_addr).collect())
-        }
-        Err(error) if error.is_nx_domain() || error.is_no_records_found() => {
-            Err(NoAddress::Absent(error.to_string()))
-        }
-        Err(error) => Err(NoAddress::Unknown(error.to_string())),
-    }
+    let is_absent = if error.is_no_records_found() && !error.is_nx_domain() {
+        // That is said of one kind of address, and the question for the other may have failed.
+        let found = resolver.ipv4_lookup(&*host).await;
+        found.is_err_and(|error| error.is_no_records_found())
+    } else {
+        error.is_nx_domain()
+    };
+    let why = error.to_string();
+    Err(if is_absent {
+        NoAddress::Absent(why)
+    } else {
+        NoAddress::Unknown(why)
+    })
 }
 
 #[cfg(test)]
@@ -268,12 +236,6 @@ mod tests {
 
     fn address(last: u8) -> IpAddr {
         [192, 0, 2, last].into()
-    }
-
-    /// There is no such address.
-    fn none() -> BoxFuture<'static, Answer> {
-        let absent = NoAddress::Absent("no such host".to_owned());
-        futures::future::ready(Err(absent)).boxed()
     }
 
     /// As if this long had gone by for a host.
@@ -307,10 +269,7 @@ mod tests {
         let asked = Arc::new(AtomicUsize::new(0));
         let ask = {
             let asked = asked.clone();
-            move |_, family| {
-                if family == Family::V6 {
-                    return none();
-                }
+            move |_| {
                 // The second answer is the first turned around, the third is another.
                 let found = match asked.fetch_add(1, Ordering::SeqCst) {
                     0 => vec![address(1), address(2)],
@@ -342,7 +301,7 @@ mod tests {
 
     #[tokio::test]
     async fn silence_is_an_answer_in_time() {
-        let never = Box::new(|_, _| std::future::pending().boxed());
+        let never = Box::new(|_| std::future::pending().boxed());
         let times = Times {
             answer: Duration::from_millis(1),
             ..Times::default()
@@ -376,10 +335,7 @@ mod tests {
         let (triggers, mut triggered) = mpsc::unbounded_channel();
         let (answers, expected): (Vec<Answer>, Vec<_>) = steps.into_iter().unzip();
         let answers = Mutex::new(answers.into_iter());
-        let ask = move |_, family| {
-            if family == Family::V6 {
-                return none();
-            }
+        let ask = move |_| {
             let answer = lock(&answers).next().unwrap();
             async move { answer }.boxed()
         };
@@ -396,61 +352,13 @@ mod tests {
         }
     }
 
-    #[test]
-    fn what_fails_for_one_family_takes_nothing_of_it_away() {
-        let [old, new]: [IpAddr; 2] = ["2001:db8::1", "2001:db8::2"].map(|a| a.parse().unwrap());
-        let found = |addresses: &[IpAddr]| Resolved::Found(addresses.to_vec());
-        let kept = |addresses: &[IpAddr]| Resolved::Kept {
-            addresses: addresses.to_vec(),
-            why: "busy".to_owned(),
-        };
-        let silent = || Err(NoAddress::Unknown("busy".to_owned()));
-        let absent = || Err(NoAddress::Absent("no such host".to_owned()));
-        let both = found(&[address(1), old]);
-        let cases = [
-            (
-                Ok(vec![address(2)]),
-                silent(),
-                Some(&both),
-                kept(&[address(2), old]),
-            ),
-            (
-                silent(),
-                Ok(vec![new]),
-                Some(&both),
-                kept(&[address(1), new]),
-            ),
-            (silent(), silent(), Some(&both), kept(&[address(1), old])),
-            (absent(), silent(), Some(&both), kept(&[old])),
-            (
-                Ok(vec![address(2)]),
-                absent(),
-                Some(&both),
-                found(&[address(2)]),
-            ),
-            (Ok(vec![address(2)]), silent(), None, kept(&[address(2)])),
-            (
-                absent(),
-                silent(),
-                None,
-                Resolved::Unknown("busy".to_owned()),
-            ),
-        ];
-        for (v4, v6, before, expected) in cases {
-            assert_eq!(resolved([v4, v6], before), expected);
-        }
-    }
-
     #[tokio::test]
     async fn only_so_many_are_asked_for_at_once_and_nobody_waits_for_ever() {
         let open = Arc::new(AtomicUsize::new(0));
         let end = Arc::new(Semaphore::new(0));
         let ask = {
             let (open, end) = (open.clone(), end.clone());
-            move |_, family| {
-                if family == Family::V6 {
-                    return none();
-                }
+            move |_| {
                 let (open, end) = (open.clone(), end.clone());
                 async move {
                     open.fetch_add(1, Ordering::SeqCst);

@@ -164,7 +164,7 @@ fn known<'a>(host: &str, directory: &'a Directory, set: &mut PeerSet) -> &'a [Ip
         Some(Resolved::Found(found)) => found,
         Some(Resolved::Kept { addresses, why }) => {
             set.notes.push(format!(
-                "host {host}: {why}; the addresses that are known stay in force"
+                "host {host}: {why}; the addresses found before stay in force"
             ));
             addresses
         }
@@ -404,7 +404,7 @@ mod tests {
             (
                 kept,
                 2,
-                "host b: no answer; the addresses that are known stay in force",
+                "host b: no answer; the addresses found before stay in force",
                 (true, false),
             ),
             (

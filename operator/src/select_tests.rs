@@ -124,7 +124,7 @@ fn with_host(bench: &Bench, number: usize) -> (String, ChaosExperiment) {
 #[tokio::test]
 async fn names_that_are_not_resolved_delay_no_abort() {
     let mut bench = Bench::after(3).await;
-    let never = Box::new(|_, _| std::future::pending().boxed());
+    let never = Box::new(|_| std::future::pending().boxed());
     let times = Times {
         first: Duration::from_millis(500),
         ..Times::default()
