@@ -25,7 +25,11 @@ const KILLED: Duration = Duration::from_secs(1);
 pub fn audit(node: &Node, entry: &Entry, netns: Option<&NetNs>) -> Vec<Residue> {
     let mut found = Vec::new();
     if let Some(container) = entry.container() {
-        found.extend(children(node, &container.cgroup));
+        // What was not seen to end before is looked at, not waited for: entries can be many.
+        let ended = entry.ended();
+        let is_known = ended.is_some_and(|e| e.residue.iter().any(|r| !r.removed));
+        let patience = if is_known { Duration::ZERO } else { KILLED };
+        found.extend(children(node, &container.cgroup, patience));
     }
     if let (Some(netns), Some(network)) = (netns, entry.network()) {
         match impair::marked(netns) {
@@ -111,13 +115,13 @@ pub(crate) fn is_dying(node: &Node, entry: &Entry) -> bool {
 
 /// Kills the children of dead injectors, and sees them end: all of them in one time, for which living
 /// injectors get no sign of life.
-fn children(node: &Node, group: &Path) -> Vec<Residue> {
+fn children(node: &Node, group: &Path, patience: Duration) -> Vec<Residue> {
     let proc = &node.settings.places.proc;
     let killed: Vec<_> = orphans(node, group)
         .into_iter()
         .map(|process| (process, proc.kill(process)))
         .collect();
-    let until = Instant::now() + KILLED;
+    let until = Instant::now() + patience;
     let ended = killed.into_iter().map(|(process, handle)| {
         let left = until.saturating_duration_since(Instant::now());
         let ended = handle.and_then(|handle| handle.map_or(Ok(true), |h| h.ends_within(left)));

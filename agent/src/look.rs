@@ -37,6 +37,8 @@ use crate::{
 
 /// How long a look may take.
 pub const PATIENCE: Duration = Duration::from_secs(2);
+/// How long all looks of a pass may take: aborts and kills wait for its end.
+const BUDGET: Duration = Duration::from_secs(8);
 /// How often injectors are looked after meanwhile.
 const TURN: u16 = 100;
 /// Most of an answer that is read, in bytes.
@@ -57,6 +59,8 @@ pub(crate) struct Looks {
     /// What the kernel has not let go of yet.
     unreaped: Vec<Child>,
     was_in_vain: bool,
+    /// What the looks of this pass have taken.
+    spent: Duration,
 }
 
 /// A process that answers questions, each a line, and ends with the agent.
@@ -120,6 +124,7 @@ impl Looks {
     /// A pass begins.
     pub(crate) fn begin(&mut self) {
         self.was_in_vain = false;
+        self.spent = Duration::ZERO;
     }
 
     /// Whether one was waited for in vain since the pass began.
@@ -287,8 +292,16 @@ fn ask<T: DeserializeOwned>(supervisor: &mut Supervisor, look: &Look) -> Result<
     let mut question = serde_json::to_string(look).map_err(|e| failed(&e))?;
     question.push('\n');
     let program = supervisor.program().to_owned();
-    let mut looker = supervisor.looks().take(&program)?;
+    let looks = supervisor.looks();
+    if looks.spent >= BUDGET {
+        looks.was_in_vain = true;
+        let message = "looks at other targets have taken all the time there is".to_owned();
+        return Err((UNRESPONSIVE, message));
+    }
+    let mut looker = looks.take(&program)?;
+    let begun = Instant::now();
     let answer = looker.ask(&question, supervisor);
+    supervisor.looks().spent += begun.elapsed();
     let answer =
         answer.and_then(|answer| Ok(answer.as_deref().map(serde_json::from_slice).transpose()?));
     let looks = supervisor.looks();
@@ -399,8 +412,24 @@ mod tests {
         assert_eq!(seen(answer).unwrap().len(), 1);
     }
 
-    /// One process answers all; where somebody ends it, or what it answers comes too late to be the
-    /// next one's, another does.
+    /// Answers that come in time, and all but too late: aborts wait for the pass.
+    #[test]
+    fn looks_together_take_no_longer_than_a_pass_may() {
+        let directory = tempfile::tempdir().unwrap();
+        let slow = "while read question; do sleep 1.7; echo \"[]\"; done";
+        let program = testing::program(directory.path(), slow);
+        let mut supervisor = Supervisor::new(program);
+        let begun = Instant::now();
+        let mut look = || at_name_servers(&mut supervisor, &Proc::default(), &[]);
+        let answered = std::iter::from_fn(|| look().ok()).take(20).count();
+        assert!((1..=5).contains(&answered), "{answered}");
+        assert!(begun.elapsed() < BUDGET + PATIENCE * 2);
+        assert!(supervisor.looks().was_in_vain());
+        supervisor.looks().begin();
+        assert!(at_name_servers(&mut supervisor, &Proc::default(), &[]).is_ok());
+    }
+
+    /// One process answers all; where somebody ends it, another does.
     #[test]
     fn one_process_looks_while_it_answers() {
         let directory = tempfile::tempdir().unwrap();

@@ -1,7 +1,7 @@
 //! Injector processes: started, kept alive by heartbeats, listened to, killed and reaped.
 //!
 //! All from one plain thread that lives as long as the agent: an injector dies with the thread
-//! that started it. Nothing here blocks.
+//! that started it. Nothing here blocks but a look at what a target controls, for a bounded time.
 
 use std::{
     collections::BTreeMap,
@@ -131,7 +131,7 @@ impl Supervisor {
         &self.program
     }
 
-    /// Its processes that look at targets.
+    /// Its process that looks at targets.
     pub(crate) fn looks(&mut self) -> &mut Looks {
         &mut self.looks
     }

@@ -203,7 +203,7 @@ impl World {
                 }
             }
             Event::DeletePod { pod } => self.api.delete_pod(*pod),
-            Event::RestartContainer { pod } => self.api.restart(*pod, &mut self.laws),
+            Event::RestartContainer { pod } => self.api.restart(*pod),
             Event::Cling { node, secs } => {
                 self.node(*node)
                     .cling(now + Duration::from_secs(u64::from(*secs)));

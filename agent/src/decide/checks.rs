@@ -68,8 +68,10 @@ pub(super) fn audit(
 
 /// What is found now, and what was found before and is not any more.
 fn residue(own: &[&Residue], sweep: Option<&Sweep>, before: &[&Residue]) -> Vec<Residue> {
-    let own = own.iter().copied();
-    let found: Vec<&Residue> = own.chain(sweep.iter().flat_map(|s| &s.residue)).collect();
+    let swept = sweep.iter().flat_map(|s| &s.residue);
+    // What stands in an entry is looked at more often than the whole node.
+    let strange = swept.filter(|r| !own.iter().any(|known| is_same(known, r)));
+    let found: Vec<&Residue> = own.iter().copied().chain(strange).collect();
     let is_looked_for = sweep.is_some_and(|s| s.unread.is_none());
     let gone = before
         .iter()

@@ -233,4 +233,18 @@ fn entries_of_this_format_are_read_for_good() {
         assert_eq!(journal.entries()[&entry.key], entry);
     }
     assert_eq!(met.len(), 12, "{met:?}");
+    let of_netem = [
+        "Random",
+        "GilbertElliott",
+        "FourState",
+        "Uniform",
+        "Normal",
+        "Pareto",
+    ];
+    for word in of_netem
+        .into_iter()
+        .chain(["ParetoNormal", "Egress", "Ingress"])
+    {
+        assert!(written.contains(&format!("\"{word}\"")), "{word}");
+    }
 }

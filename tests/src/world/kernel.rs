@@ -50,14 +50,14 @@ impl Kernel {
         self.injectors.insert(pid, injector);
     }
 
-    /// Time takes what it takes; injectors apply what they were started for. The keys of effects
-    /// that began, and whether anything changed. `container` tells the id of the container that a key
+    /// Time takes what it takes; injectors apply what they were started for. The effects
+    /// that began, by key and container, and whether anything changed. `container` tells the id of the container that a key
     /// is about by now, an empty one for a pod's network; none if the pod is gone.
     pub(super) fn pass_time(
         &mut self,
         now: Duration,
         container: impl Fn(&Key) -> Option<String>,
-    ) -> (Vec<Key>, bool) {
+    ) -> (Vec<(Key, String)>, bool) {
         let before = self.injectors.len();
         self.injectors
             .retain(|_, i| now < i.deadline && i.lease_end.is_none_or(|end| now < end));
@@ -80,7 +80,7 @@ impl Kernel {
             if injector.stopped_until.is_none() && !injector.has_applied && is_there {
                 injector.has_applied = true;
                 is_changed = true;
-                begun.push(injector.key.clone());
+                begun.push((injector.key.clone(), injector.container.clone()));
             }
         }
         (begun, is_changed)

@@ -1,6 +1,6 @@
 //! What must hold at every moment, and at the end.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::time::Duration;
 
@@ -54,10 +54,8 @@ pub(super) struct Laws {
     ended: Option<Duration>,
     /// The run's deadline, once it was written.
     deadline: Option<Duration>,
-    /// How often each effect began.
-    begun: BTreeMap<Key, usize>,
-    /// How often the containers of pods were restarted.
-    restarts: BTreeMap<String, usize>,
+    /// The effects that began, by key and container.
+    begun: BTreeSet<(Key, String)>,
     killed: Vec<String>,
     /// A node injection was deleted by hand: who had it cannot say that it is clean.
     is_withdrawn: bool,
@@ -69,8 +67,7 @@ impl Laws {
             run,
             ended: None,
             deadline: None,
-            begun: BTreeMap::new(),
-            restarts: BTreeMap::new(),
+            begun: BTreeSet::new(),
             killed: Vec::new(),
             is_withdrawn: false,
         }
@@ -78,7 +75,7 @@ impl Laws {
 
     pub(super) fn story(&self) -> Story {
         Story {
-            effects: u64::try_from(self.begun.values().sum::<usize>()).unwrap_or(u64::MAX),
+            effects: u64::try_from(self.begun.len()).unwrap_or(u64::MAX),
             kills: self.killed.len(),
             ..Story::default()
         }
@@ -92,11 +89,6 @@ impl Laws {
         self.is_withdrawn = true;
     }
 
-    /// A pod has another container: a fault on the one before may be on this one.
-    pub(super) fn restarted(&mut self, pod: &str) {
-        *self.restarts.entry(pod.to_owned()).or_default() += 1;
-    }
-
     pub(super) fn told(&mut self, status: &ChaosExperimentStatus) {
         if let (None, Some(deadline)) = (self.deadline, &status.deadline) {
             let since = deadline.0.duration_since(wall(Duration::ZERO));
@@ -105,16 +97,13 @@ impl Laws {
     }
 
     /// An effect is in place.
-    pub(super) fn began(&mut self, now: Duration, key: &Key) -> Result<(), Violation> {
-        let times = self.begun.entry(key.clone()).or_default();
-        *times += 1;
-        let restarts = self.restarts.get(&key.pod).copied().unwrap_or_default();
-        let allowed = if key.container.is_empty() {
-            1
-        } else {
-            1 + restarts
-        };
-        if *times > allowed {
+    pub(super) fn began(
+        &mut self,
+        now: Duration,
+        key: &Key,
+        container: String,
+    ) -> Result<(), Violation> {
+        if !self.begun.insert((key.clone(), container)) {
             return Err(Violation::new(now, format!("{key:?} was injected again")));
         }
         if self.run == Run::Dry {

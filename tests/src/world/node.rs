@@ -259,8 +259,8 @@ impl Node {
         let pods: Vec<String> = api.pods.iter().map(|p| p.uid.clone()).collect();
         let has_pod = |key: &Key| pods.contains(&key.pod);
         let (begun, mut is_busy) = self.kernel.pass_time(now, |key| api.container(key));
-        for key in begun {
-            laws.began(now, &key)?;
+        for (key, container) in begun {
+            laws.began(now, &key, container)?;
         }
         if self.agent.is_none() && !self.is_lost && now >= self.start_at {
             self.start(now);

@@ -52,7 +52,8 @@ impl Pass<'_> {
         self.actions.extend(deletions);
         self.release_finalizer();
         if !self.observed.injections.is_empty() && !all_done {
-            return self.wake(late.max(now + policy.control_plane_grace));
+            let again = now + policy.control_plane_grace;
+            return self.wake(if now < late { late } else { again });
         }
         let ttl = self.observed.experiment.spec.ttl_seconds_after_finished;
         if let (Some(ttl), false) = (ttl, leaving) {

@@ -176,7 +176,7 @@ fn rate(bench: &Bench<'_>, ip: &str) -> Result<String> {
         let blast = scope.spawn(|| bench.exec(&["blast", "--to", &to, "--millis", "6000"]));
         let bits = bench.shell(
             "sent() { awk '$1 == \"eth0:\" { print $10 }' /proc/$pid/net/dev; }
-            idle=$(sent); until [ $(sent) -gt $((idle + 500000)) ]; do sleep 0.01; done
+            idle=$(sent); for i in $(seq 500); do [ $(sent) -gt $((idle + 500000)) ] && break; sleep 0.01; done
             from=$(sent); begun=$(date +%s%N); sleep 4
             echo $((($(sent) - from) * 8000 / (($(date +%s%N) - begun) / 1000000)))",
         );
@@ -191,9 +191,14 @@ fn rate(bench: &Bench<'_>, ip: &str) -> Result<String> {
 pub(super) fn connections(bench: &Bench<'_>) -> Result<Measured> {
     let told = |ip: &str| {
         let said = bench.shell(&format!(
-            "nsenter -t $pid -n timeout 10 bash -c ': >/dev/tcp/{ip}/{SINK}' 2>&1 | grep -o refused; true"
+            "nsenter -t $pid -n timeout 10 bash -c ': >/dev/tcp/{ip}/{SINK} && echo opened' 2>&1 | tail -1; true"
         ))?;
-        anyhow::Ok(if said.is_empty() { "opened" } else { "refused" }.to_owned())
+        let is_refused = said.contains("refused");
+        anyhow::Ok(if is_refused {
+            "refused".to_owned()
+        } else {
+            said
+        })
     };
     Ok(Measured {
         hit: told(&bench.echo)?,
