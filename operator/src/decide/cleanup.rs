@@ -29,12 +29,14 @@ pub(crate) type Verdict = (Is, &'static str, String);
 /// reported before.
 pub(crate) fn check(observed: &Observed, status: &mut ChaosExperimentStatus, now: Timestamp) {
     let injections = &observed.injections;
-    let is_because = |reason: &str| {
-        let said = condition(&status.conditions, ConditionType::Clean);
-        said.is_some_and(|c| c.reason == reason)
+    let is_because = |type_, reason: &str| {
+        condition(&status.conditions, type_).is_some_and(|c| c.reason == reason)
     };
-    let is_withdrawn = is_because(WITHDRAWN) || !plan::withdrawn(observed, status).is_empty();
-    let is_doubted = is_because(NOT_REPORTED);
+    // What Clean said may have given way to residue meanwhile.
+    let types = [ConditionType::Clean, ConditionType::Recovered];
+    let is_withdrawn = types.into_iter().any(|type_| is_because(type_, WITHDRAWN))
+        || !plan::withdrawn(observed, status).is_empty();
+    let is_doubted = is_because(ConditionType::Clean, NOT_REPORTED);
     if injections.is_empty() && !is_withdrawn {
         return;
     }

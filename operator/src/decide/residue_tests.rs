@@ -149,3 +149,22 @@ fn an_injection_stays_while_its_node_tries_to_remove_residue() {
     assert_eq!(sim.observed.injections.len(), 0);
     assert_eq!(sim.condition(C::Clean), is("True", "Rechecked"));
 }
+
+/// Residue of another node is worse, and told instead while it is there.
+#[test]
+fn a_deleted_injection_is_not_forgotten_for_residue() {
+    let mut sim = running();
+    sim.observed.injections.remove(1);
+    sim.settle();
+    sim.advance(seconds(60));
+    sim.report("node1", I::Recovered, T::Recovered);
+    sim.settle();
+    let withdrawn = is("Unknown", "Withdrawn");
+    assert_eq!(sim.condition(C::Clean), withdrawn);
+    audit(&mut sim, false);
+    assert_eq!(sim.condition(C::Clean), is("False", "Residue"));
+    sim.advance(seconds(60));
+    sim.settle();
+    audit(&mut sim, true);
+    assert_eq!(sim.condition(C::Clean), withdrawn);
+}
