@@ -231,8 +231,9 @@ impl Node {
 
     /// Finds the container that has taken the place of an entry's.
     fn follow(&mut self, now: Duration, key: &Key, id: String, api: &Api) -> Result<bool, Died> {
+        // A pass that changes nothing is not made again at once.
         if api.container(key).as_ref() != Some(&id) {
-            return Ok(true);
+            return Ok(false);
         }
         self.note(now, key, |entry| {
             let is_successor = entry.injected_before.is_some();
