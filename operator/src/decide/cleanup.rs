@@ -57,7 +57,9 @@ pub(crate) fn check(observed: &Observed, status: &mut ChaosExperimentStatus, now
             residue: found.residue,
         });
     }
-    if is_doubted && !is_checked {
+    // Whoever was not heard of may be the one whose injection is not there any more.
+    let missing = plan::missing(&observed.experiment, status, injections, |_| true).next();
+    if is_doubted && (!is_checked || missing.is_some()) {
         return;
     }
     set_condition(

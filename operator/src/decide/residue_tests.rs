@@ -168,3 +168,30 @@ fn a_deleted_injection_is_not_forgotten_for_residue() {
     audit(&mut sim, true);
     assert_eq!(sim.condition(C::Clean), withdrawn);
 }
+
+/// Only the node itself can say that it is clean, and others do not go before it has.
+#[test]
+fn a_doubt_about_a_node_is_not_lifted_by_the_others() {
+    for is_deleted in [false, true] {
+        let mut sim = running();
+        sim.advance(seconds(60));
+        sim.report("node2", I::Recovered, T::Recovered);
+        sim.settle();
+        sim.advance(seconds(10));
+        sim.settle();
+        let doubt = is("Unknown", "NotReported");
+        assert_eq!(sim.condition(C::Clean), doubt);
+        recheck(&mut sim, 1);
+        assert_eq!(sim.observed.injections.len(), 2, "nobody goes before");
+        if is_deleted {
+            sim.observed.injections.remove(0);
+            sim.settle();
+            assert_eq!(sim.condition(C::Clean), doubt);
+            continue;
+        }
+        sim.report("node1", I::Recovered, T::Recovered);
+        sim.settle();
+        assert_eq!(sim.condition(C::Clean), is("True", "Checked"));
+        assert_eq!(sim.observed.injections.len(), 1);
+    }
+}

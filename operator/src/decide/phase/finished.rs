@@ -1,7 +1,11 @@
 //! A terminal phase: the nodes are checked again, then everything of the run goes.
 
 use jiff::{SignedDuration, Timestamp};
-use windtunnel_crds::{NodeInjection, injection::Audit};
+use windtunnel_crds::{
+    NodeInjection,
+    conditions::{ConditionType, condition},
+    injection::Audit,
+};
 
 use super::{Pass, delete};
 use crate::decide::{Action, BOUNDS, cleanup, ending::Ending, rollup};
@@ -39,7 +43,12 @@ impl Pass<'_> {
         // A node that was not heard of until the end is still to know that there is one.
         self.abort_where(|i| left.contains(&i.spec.node_name) && !i.spec.dry_run);
         let told = |i: &NodeInjection| i.spec.dry_run || !left.contains(&i.spec.node_name);
-        let is_over = |i: &NodeInjection| now >= late || rechecked(i) || (!injected && told(i));
+        // Where one is doubted, the others stay: one that is missing then is not told for.
+        let clean = condition(&self.status.conditions, ConditionType::Clean);
+        let is_doubted = clean.is_some_and(|c| c.reason == cleanup::NOT_REPORTED);
+        let is_over = |i: &NodeInjection| {
+            now >= late || (!is_doubted && (rechecked(i) || (!injected && told(i))))
+        };
         let done = |i: &&NodeInjection| leaving || (is_over(i) && !tries(i));
         let deletions: Vec<Action> = self
             .observed
