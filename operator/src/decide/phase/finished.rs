@@ -32,11 +32,12 @@ impl Pass<'_> {
             .iter()
             .any(|f| f.injected > 0 && !f.draw.is_empty());
         let rechecked = |i: &NodeInjection| audit(i).is_some_and(|a| a.rechecked_at.is_some());
-        // What is left is told until it is gone, while there is somebody to tell.
+        // What is left is told until it is gone, while there is somebody to tell, or may be again.
         let fleet = &self.observed.fleet;
         let tries = |i: &NodeInjection| {
             let is_live = fleet.get(&i.spec.node_name).is_some_and(|a| a.live);
-            is_live && audit(i).is_some_and(|a| a.residue.iter().any(|r| !r.removed))
+            (is_live || now < late)
+                && audit(i).is_some_and(|a| a.residue.iter().any(|r| !r.removed))
         };
         // Where nothing was injected there is nothing to check again, once the node has said so.
         let left = self.nodes_left();
