@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use windtunnel_crds::residue::{Residue, ResidueKind};
+use windtunnel_crds::residue::{Residue, ResidueKind, has_left};
 use windtunnel_runtime::chain;
 
 use crate::{
@@ -27,7 +27,7 @@ pub fn audit(node: &Node, entry: &Entry, netns: Option<&NetNs>) -> Vec<Residue> 
     if let Some(container) = entry.container() {
         // What was not seen to end before is looked at, not waited for: entries can be many.
         let ended = entry.ended();
-        let is_known = ended.is_some_and(|e| e.residue.iter().any(|r| !r.removed));
+        let is_known = ended.is_some_and(|e| has_left(&e.residue));
         let patience = if is_known { Duration::ZERO } else { KILLED };
         found.extend(children(node, &container.cgroup, patience));
     }
@@ -161,7 +161,7 @@ pub(crate) fn residue(kind: ResidueKind, name: String, removed: Result<(), Strin
 pub fn merge(old: Vec<Residue>, new: Vec<Residue>) -> Vec<Residue> {
     let kept = old
         .into_iter()
-        .filter(|o| !new.iter().any(|n| n.kind == o.kind && n.name == o.name));
+        .filter(|o| !new.iter().any(|n| n.is_same(o)));
     let kept = kept.map(|residue| Residue {
         removed: true,
         ..residue

@@ -14,7 +14,7 @@ use nix::{
 };
 use thiserror::Error;
 use tokio::sync::{mpsc as tokio_mpsc, watch};
-use windtunnel_crds::{NodeAgentStatus, node_agent::FaultCounters};
+use windtunnel_crds::{NodeAgentStatus, node_agent::FaultCounters, residue::has_left};
 use windtunnel_runtime::{CancellationToken, Guard, Pulse};
 
 use crate::{
@@ -199,7 +199,7 @@ impl Controller {
                 .join(","),
             capabilities: self.node.capabilities.clone(),
             injectors: u32::try_from(injectors).unwrap_or(u32::MAX),
-            clean: residue.iter().all(|r| r.removed),
+            clean: !has_left(&residue),
             residue,
             clock_offset_millis: self.node.known.clock_offset,
             counters: self.counters(),

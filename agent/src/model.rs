@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use windtunnel_crds::{
     NodeInjection,
     injection::{ExperimentRef, NodeFault, TargetState},
-    residue::{ReclaimedBy, Residue},
+    residue::{ReclaimedBy, Residue, has_left},
 };
 
 use crate::kernel::{
@@ -359,7 +359,7 @@ impl Sweep {
     /// Something that was found is still there.
     #[must_use]
     pub fn has_left(&self) -> bool {
-        self.residue.iter().any(|r| !r.removed)
+        has_left(&self.residue)
     }
 }
 

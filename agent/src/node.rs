@@ -13,7 +13,7 @@ use windtunnel_crds::{
     NodeInjection,
     injection::NodeKind,
     node_agent::Capability,
-    residue::{Residue, ResidueKind},
+    residue::{Residue, ResidueKind, has_left},
 };
 
 use crate::{
@@ -281,7 +281,7 @@ impl Node {
             preparations: self.preparations.clone(),
             reports: self.reports.clone(),
             node_addresses: self.addresses.clone(),
-            is_unclean: self.residue().iter().any(|r| !r.removed),
+            is_unclean: has_left(&self.residue()),
         }
     }
 

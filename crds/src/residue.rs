@@ -25,6 +25,20 @@ pub struct Residue {
     pub message: String,
 }
 
+impl Residue {
+    /// Whether it and another are one thing, however it is with it by now.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.kind == other.kind && self.name == other.name
+    }
+}
+
+/// Whether anything is still there.
+#[must_use]
+pub fn has_left<'a>(found: impl IntoIterator<Item = &'a Residue>) -> bool {
+    found.into_iter().any(|residue| !residue.removed)
+}
+
 /// A kind of thing that can be left behind.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,

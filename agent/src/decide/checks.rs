@@ -4,7 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use windtunnel_crds::{
     NodeInjection,
     injection::{Audit, InjectionPhase, TargetState, TargetStatus},
-    residue::Residue,
+    residue::{Residue, has_left},
 };
 
 use crate::model::Sweep;
@@ -31,10 +31,10 @@ pub(super) fn audit(
     let before: Vec<&Residue> = told
         .iter()
         .flat_map(|audit| &audit.residue)
-        .filter(|r| !own.iter().any(|o| is_same(o, r)))
+        .filter(|r| !own.iter().any(|known| known.is_same(r)))
         .collect();
     // What stands in no entry is looked for until it is gone, whoever found it.
-    let is_lost = has_lost(o, uid, injection) || before.iter().any(|r| !r.removed);
+    let is_lost = has_lost(o, uid, injection) || has_left(before.iter().copied());
     if entries().next().is_none() {
         // Nothing of it is on this node as far as the journal knows; an earlier report may know more.
         match told {
@@ -70,12 +70,12 @@ pub(super) fn audit(
 fn residue(own: &[&Residue], sweep: Option<&Sweep>, before: &[&Residue]) -> Vec<Residue> {
     let swept = sweep.iter().flat_map(|s| &s.residue);
     // What stands in an entry is looked at more often than the whole node.
-    let strange = swept.filter(|r| !own.iter().any(|known| is_same(known, r)));
+    let strange = swept.filter(|r| !own.iter().any(|known| known.is_same(r)));
     let found: Vec<&Residue> = own.iter().copied().chain(strange).collect();
     let is_looked_for = sweep.is_some_and(|s| s.unread.is_none());
     let gone = before
         .iter()
-        .filter(|r| !found.iter().any(|known| is_same(known, r)))
+        .filter(|r| !found.iter().any(|known| known.is_same(r)))
         .map(|r| Residue {
             removed: r.removed || is_looked_for,
             ..(*r).clone()
@@ -83,13 +83,9 @@ fn residue(own: &[&Residue], sweep: Option<&Sweep>, before: &[&Residue]) -> Vec<
     found.iter().copied().cloned().chain(gone).collect()
 }
 
-fn is_same(one: &Residue, other: &Residue) -> bool {
-    one.kind == other.kind && one.name == other.name
-}
-
 /// There is nothing more to find out.
 fn is_settled(told: &Audit) -> bool {
-    told.checked_at.is_some() && told.residue.iter().all(|r| r.removed)
+    told.checked_at.is_some() && !has_left(&told.residue)
 }
 
 /// An agent before this one had begun something for a target that the journal does not know.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use windtunnel_crds::{
     NodeInjection,
     injection::{EMERGENCY_STOP, NodeFault, TargetState},
-    residue::ReclaimedBy,
+    residue::{ReclaimedBy, has_left},
 };
 
 use super::{
@@ -406,7 +406,7 @@ fn over(
         decision.wake(now.boot + RETRY);
         return decision.push(Step::Clean { key: key.clone() });
     };
-    if ended.residue.iter().any(|r| !r.removed) {
+    if has_left(&ended.residue) {
         let again = checked_at + AGAIN;
         if now.boot >= again {
             decision.push(Step::Clean { key: key.clone() });

@@ -29,14 +29,13 @@ pub(crate) type Verdict = (Is, &'static str, String);
 /// reported before.
 pub(crate) fn check(observed: &Observed, status: &mut ChaosExperimentStatus, now: Timestamp) {
     let injections = &observed.injections;
-    let is_because = |type_, reason: &str| {
-        condition(&status.conditions, type_).is_some_and(|c| c.reason == reason)
-    };
     // What Clean said may have given way to residue meanwhile.
     let types = [ConditionType::Clean, ConditionType::Recovered];
-    let is_withdrawn = types.into_iter().any(|type_| is_because(type_, WITHDRAWN))
+    let is_withdrawn = types
+        .into_iter()
+        .any(|type_| says(status, type_, WITHDRAWN))
         || !plan::withdrawn(observed, status).is_empty();
-    let is_doubted = is_because(ConditionType::Clean, NOT_REPORTED);
+    let is_doubted = is_doubted(status);
     if injections.is_empty() && !is_withdrawn {
         return;
     }
@@ -71,13 +70,26 @@ pub(crate) fn check(observed: &Observed, status: &mut ChaosExperimentStatus, now
     );
 }
 
+/// A node was not heard of until the end, and has not reported since.
+pub(crate) fn is_doubted(status: &ChaosExperimentStatus) -> bool {
+    says(status, ConditionType::Clean, NOT_REPORTED)
+}
+
+/// Whether a condition is as it is for a reason.
+fn says(status: &ChaosExperimentStatus, type_: ConditionType, reason: &str) -> bool {
+    condition(&status.conditions, type_).is_some_and(|c| c.reason == reason)
+}
+
+/// What the checks of a node's targets found, by its own report.
+pub(crate) fn audit(injection: &NodeInjection) -> Option<&Audit> {
+    injection.status.as_ref()?.audit.as_ref()
+}
+
 /// What the injections say, and what was said before by those that are gone.
 fn found(injections: &[NodeInjection], before: Option<&Cleanup>) -> Cleanup {
     let told = before.cloned().unwrap_or_default();
     let latest = |pick: fn(&Audit) -> Option<&MicroTime>, before: Option<MicroTime>| {
-        let audits = injections
-            .iter()
-            .map(|i| i.status.as_ref().and_then(|s| s.audit.as_ref()));
+        let audits = injections.iter().map(audit);
         let times: Option<Vec<_>> = audits.map(|a| a.and_then(pick).cloned()).collect();
         times.and_then(|t| t.into_iter().chain(before).max_by_key(|t| t.0))
     };
@@ -96,8 +108,7 @@ fn found(injections: &[NodeInjection], before: Option<&Cleanup>) -> Cleanup {
 }
 
 fn residue_of(injection: &NodeInjection) -> Vec<Residue> {
-    let audit = injection.status.as_ref().and_then(|s| s.audit.as_ref());
-    audit
+    audit(injection)
         .iter()
         .flat_map(|a| a.residue.clone())
         .map(|mut residue| {

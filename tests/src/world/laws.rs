@@ -8,6 +8,7 @@ use windtunnel_agent::model::{Ended, Key};
 use windtunnel_agent::wire::LEASE;
 use windtunnel_crds::conditions::ConditionType;
 use windtunnel_crds::fault::{Fault, Kind};
+use windtunnel_crds::residue::has_left;
 use windtunnel_crds::status::Phase;
 use windtunnel_crds::{ChaosExperimentStatus, NodeInjection};
 use windtunnel_operator::decide::Kill;
@@ -311,9 +312,7 @@ fn check_journal(now: Duration, node: &Node) -> Result<(), Violation> {
     }
     let injectors = node.kernel.injectors.values().map(|i| &i.key);
     for key in injectors.chain(&node.kernel.inert) {
-        let is_over = |ended: &Ended| {
-            ended.checked.is_some() && !ended.residue.iter().any(|left| !left.removed)
-        };
+        let is_over = |ended: &Ended| ended.checked.is_some() && !has_left(&ended.residue);
         let entry = node.journal.get(key);
         if entry.is_none_or(|e| e.ended().is_some_and(is_over)) {
             let what = format!("{key:?} on {} is not in the journal", node.name);

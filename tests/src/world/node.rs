@@ -256,8 +256,6 @@ impl Node {
         api: &mut Api,
         laws: &mut Laws,
     ) -> Result<bool, Violation> {
-        let pods: Vec<String> = api.pods.iter().map(|p| p.uid.clone()).collect();
-        let has_pod = |key: &Key| pods.contains(&key.pod);
         let (begun, mut is_busy) = self.kernel.pass_time(now, |key| api.container(key));
         for (key, container) in begun {
             laws.began(now, &key, container)?;
@@ -281,7 +279,7 @@ impl Node {
         if is_reachable {
             is_busy |= agent.talk(&self.name, api);
         }
-        agent.look(boot, &self.journal, has_pod);
+        agent.look(boot, &self.journal, |key| api.container(key).is_some());
         agent.hear(boot, wall(now), &self.kernel);
         if agent.is_dirty || agent.wake.is_some_and(|at| boot >= at) {
             is_busy |= self.pass(now, api)?;

@@ -1,14 +1,15 @@
 //! A terminal phase: the nodes are checked again, then everything of the run goes.
 
 use jiff::{SignedDuration, Timestamp};
-use windtunnel_crds::{
-    NodeInjection,
-    conditions::{ConditionType, condition},
-    injection::Audit,
-};
+use windtunnel_crds::{NodeInjection, residue::has_left};
 
 use super::{Pass, delete};
-use crate::decide::{Action, BOUNDS, cleanup, ending::Ending, rollup};
+use crate::decide::{
+    Action, BOUNDS,
+    cleanup::{self, audit},
+    ending::Ending,
+    rollup,
+};
 
 impl Pass<'_> {
     pub(super) fn finished(&mut self) {
@@ -36,8 +37,7 @@ impl Pass<'_> {
         let fleet = &self.observed.fleet;
         let tries = |i: &NodeInjection| {
             let is_live = fleet.get(&i.spec.node_name).is_some_and(|a| a.live);
-            (is_live || now < late)
-                && audit(i).is_some_and(|a| a.residue.iter().any(|r| !r.removed))
+            (is_live || now < late) && audit(i).is_some_and(|a| has_left(&a.residue))
         };
         // Where nothing was injected there is nothing to check again, once the node has said so.
         let left = self.nodes_left();
@@ -45,8 +45,7 @@ impl Pass<'_> {
         self.abort_where(|i| left.contains(&i.spec.node_name) && !i.spec.dry_run);
         let told = |i: &NodeInjection| i.spec.dry_run || !left.contains(&i.spec.node_name);
         // Where one is doubted, the others stay: one that is missing then is not told for.
-        let clean = condition(&self.status.conditions, ConditionType::Clean);
-        let is_doubted = clean.is_some_and(|c| c.reason == cleanup::NOT_REPORTED);
+        let is_doubted = cleanup::is_doubted(&self.status);
         let is_over = |i: &NodeInjection| {
             now >= late || (!is_doubted && (rechecked(i) || (!injected && told(i))))
         };
@@ -77,8 +76,4 @@ impl Pass<'_> {
             }
         }
     }
-}
-
-fn audit(injection: &NodeInjection) -> Option<&Audit> {
-    injection.status.as_ref()?.audit.as_ref()
 }

@@ -16,7 +16,7 @@ use windtunnel_agent::supervisor::Live;
 use windtunnel_agent::wire::{NetworkTask, Order, Task};
 use windtunnel_crds::NodeInjection;
 use windtunnel_crds::injection::{NodeFault, NodeTarget, TargetState, TargetStatus};
-use windtunnel_crds::residue::{Residue, ResidueKind};
+use windtunnel_crds::residue::{Residue, ResidueKind, has_left};
 
 use super::super::api::Api;
 use super::{Died, Node};
@@ -160,7 +160,7 @@ impl Node {
         kernel
             .inert
             .retain(|key| journal.contains_key(key) || clings);
-        self.is_journal_lost = !found.iter().all(|r| r.removed);
+        self.is_journal_lost = has_left(&found);
         if let Some(agent) = &mut self.agent {
             let before = agent.sweep.take().map(|s| s.residue);
             agent.sweep = Some(Sweep {

@@ -8,6 +8,7 @@ use windtunnel_agent::decide::{self, Kill, Observed, Preparation, Reported, Unwr
 use windtunnel_agent::model::{Entry, Key, Sweep};
 use windtunnel_agent::node::Known;
 use windtunnel_agent::supervisor::{Leave, Live};
+use windtunnel_crds::residue::has_left;
 use windtunnel_crds::{NodeInjection, NodeInjectionStatus};
 
 use super::super::api::Api;
@@ -148,5 +149,5 @@ impl Agent {
 /// Something that was found is still there.
 fn is_unclean(journal: &BTreeMap<Key, Entry>, sweep: Option<&Sweep>) -> bool {
     let mut ended = journal.values().filter_map(Entry::ended);
-    ended.any(|e| e.residue.iter().any(|r| !r.removed)) || sweep.is_some_and(Sweep::has_left)
+    ended.any(|e| has_left(&e.residue)) || sweep.is_some_and(Sweep::has_left)
 }

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{Node, Pod, ServiceAccount};
+use k8s_openapi::api::core::v1::{Namespace, Node, Pod, ServiceAccount};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Request};
 use kube::runtime::wait::{await_condition, conditions};
@@ -15,6 +15,7 @@ use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Client, Resource as _, ResourceExt as _};
 use serde_json::{Value, json};
 use tokio::time::{interval, sleep, timeout};
+use windtunnel_crds::conditions::{ConditionType, condition};
 use windtunnel_crds::injection::{Audit, InjectionPhase, TargetState, TargetStatus};
 use windtunnel_crds::{ChaosExperiment, NodeInjection, NodeInjectionStatus};
 use windtunnel_tests::cluster::success;
@@ -74,12 +75,6 @@ pub(super) async fn measure(
     Ok(())
 }
 
-async fn delete_namespace(client: &Client, name: &str) -> Result<()> {
-    let namespaces: Api<k8s_openapi::api::core::v1::Namespace> = Api::all(client.clone());
-    namespaces.delete(name, &DeleteParams::default()).await?;
-    Ok(())
-}
-
 /// Nodes and pods that are only objects.
 struct Fakes<'a> {
     client: &'a Client,
@@ -92,7 +87,7 @@ impl<'a> Fakes<'a> {
         let fakes = Self { client, nodes };
         let namespace =
             json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": FAKE}});
-        let namespaces: Api<k8s_openapi::api::core::v1::Namespace> = Api::all(client.clone());
+        let namespaces: Api<Namespace> = Api::all(client.clone());
         let namespace = serde_json::from_value(namespace)?;
         namespaces
             .create(&PostParams::default(), &namespace)
@@ -284,8 +279,9 @@ impl<'a> Fakes<'a> {
     }
 
     async fn remove(&self) -> Result<()> {
-        delete_namespace(self.client, FAKE).await?;
         let params = DeleteParams::default();
+        let namespaces: Api<Namespace> = Api::all(self.client.clone());
+        namespaces.delete(FAKE, &params).await?;
         let nodes: Api<Node> = Api::all(self.client.clone());
         let agents: Api<windtunnel_crds::NodeAgent> = Api::namespaced(self.client.clone(), RELEASE);
         for node in &self.nodes {
@@ -298,8 +294,8 @@ impl<'a> Fakes<'a> {
 
 fn is_injected(experiment: Option<&ChaosExperiment>) -> bool {
     let status = experiment.and_then(|e| e.status.as_ref());
-    let mut conditions = status.into_iter().flat_map(|s| &s.conditions);
-    conditions.any(|c| c.type_ == "Injected" && c.status == "True")
+    let injected = status.and_then(|s| condition(&s.conditions, ConditionType::Injected));
+    injected.is_some_and(|c| c.status == "True")
 }
 
 /// What an agent for which everything works would say, if it has not said it.
