@@ -34,16 +34,26 @@ pub(crate) fn nothing_is_left(world: &World) -> Result<()> {
     kill(Pid::from_raw(cluster.holder()), Signal::SIGKILL).context("kill the holder")?;
     // What this value holds keeps the network namespace, and the holder a zombie.
     drop(cluster);
+    is_gone(world, &name, &before, || processes_in(&namespaces))
+}
+
+/// Waits until no process of a cluster is left, and fails if anything else is.
+fn is_gone(
+    world: &World,
+    name: &str,
+    before: &[Vec<String>; 3],
+    left: impl Fn() -> Result<Vec<i32>>,
+) -> Result<()> {
     until("the end of all processes", Duration::from_secs(10), || {
-        Ok(processes_in(&namespaces)?.is_empty().then_some(()))
+        Ok(left()?.is_empty().then_some(()))
     })?;
     ensure!(
-        world.cluster.beside(|| Cluster::find(&name))?.is_none(),
+        world.cluster.beside(|| Cluster::find(name))?.is_none(),
         "the name is still taken"
     );
     let after = machine()?;
     ensure!(
-        before == after,
+        *before == after,
         "the machine was {before:?} and is {after:?}"
     );
     Ok(())
@@ -66,21 +76,10 @@ pub(crate) fn nothing_is_left_of_a_start(world: &World) -> Result<()> {
     let before = machine()?;
     for (number, moment) in MOMENTS.into_iter().enumerate() {
         let name = format!("start-{number}-{}", std::process::id());
-        let namespaces = killed_start(world, &name, moment)
-            .with_context(|| format!("a start until {moment:?}"))?;
-        until("the end of all processes", Duration::from_secs(10), || {
-            let left = [processes_in(&namespaces)?, processes_for(&name)?].concat();
-            Ok(left.is_empty().then_some(()))
-        })?;
-        ensure!(
-            world.cluster.beside(|| Cluster::find(&name))?.is_none(),
-            "the name is still taken after {moment:?}"
-        );
-        let after = machine()?;
-        ensure!(
-            before == after,
-            "the machine was {before:?} and is {after:?} after {moment:?}"
-        );
+        let until = || format!("a start until {moment:?}");
+        let namespaces = killed_start(world, &name, moment).with_context(until)?;
+        let left = || Ok([processes_in(&namespaces)?, processes_for(&name)?].concat());
+        is_gone(world, &name, &before, left).with_context(until)?;
     }
     Ok(())
 }

@@ -5,9 +5,8 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use windtunnel_tests::cluster::poll::until;
 
-use super::measure::{Added, Outcome, Probes, mean, share, twice, within};
+use super::measure::{Added, Outcome, Probes, mean, rate, share, twice, within};
 use super::stage::{ECHO, Pod, Space, Stage, Test, Wanted, at, close};
 
 /// What must not have to share the machine: with others beside them, the packets that are sent are
@@ -337,30 +336,4 @@ fn bandwidth_is_as_asked(stage: &Stage) -> Result<()> {
     }
     run.abort()?;
     run.wait("Clean", SOON)
-}
-
-/// Bits per second that leave a pod, over 8 s in the midst of a flood.
-fn rate(stage: &Stage, pod: &Pod) -> Result<f64> {
-    let read = || -> Result<(f64, f64)> {
-        let text = stage.in_netns(pod, &["cat", "/proc/uptime", "/proc/net/dev"])?;
-        let uptime = text.split_whitespace().next().and_then(|t| t.parse().ok());
-        let sent = text
-            .lines()
-            .find_map(|line| line.trim().strip_prefix("eth0:"))
-            .and_then(|counts| counts.split_whitespace().nth(8))
-            .and_then(|sent| sent.parse().ok());
-        uptime
-            .zip(sent)
-            .with_context(|| format!("no counters in {text}"))
-    };
-    let (_, idle) = read()?;
-    let first = until("a flood", SOON, || {
-        let now = read()?;
-        Ok((now.1 > idle + 500_000.0).then_some(now))
-    })?;
-    let last = until("8 s of it", SOON, || {
-        let now = read()?;
-        Ok((now.0 >= first.0 + 8.0).then_some(now))
-    })?;
-    Ok((last.1 - first.1) * 8.0 / (last.0 - first.0))
 }

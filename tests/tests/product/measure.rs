@@ -10,7 +10,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
-use super::stage::{Pod, Space, close};
+use windtunnel_tests::cluster::poll::until;
+
+use super::scene::SOON;
+use super::stage::{Pod, Space, Stage, close};
 
 /// Milliseconds that a control packet may be late at a calm moment.
 const CALM: f64 = 10.0;
@@ -283,4 +286,30 @@ pub(crate) fn within(what: &str, found: f64, wanted: f64, margin: f64) -> Result
 /// wrong dose is wrong both times.
 pub(crate) fn twice(measure: impl Fn() -> Result<()>) -> Result<()> {
     measure().or_else(|first| measure().with_context(|| format!("before that: {first:#}")))
+}
+
+/// Bits per second that leave a pod, over 8 s in the midst of a flood.
+pub(crate) fn rate(stage: &Stage, pod: &Pod) -> Result<f64> {
+    let read = || -> Result<(f64, f64)> {
+        let text = stage.in_netns(pod, &["cat", "/proc/uptime", "/proc/net/dev"])?;
+        let uptime = text.split_whitespace().next().and_then(|t| t.parse().ok());
+        let sent = text
+            .lines()
+            .find_map(|line| line.trim().strip_prefix("eth0:"))
+            .and_then(|counts| counts.split_whitespace().nth(8))
+            .and_then(|sent| sent.parse().ok());
+        uptime
+            .zip(sent)
+            .with_context(|| format!("no counters in {text}"))
+    };
+    let (_, idle) = read()?;
+    let first = until("a flood", SOON, || {
+        let now = read()?;
+        Ok((now.1 > idle + 500_000.0).then_some(now))
+    })?;
+    let last = until("8 s of it", SOON, || {
+        let now = read()?;
+        Ok((now.0 >= first.0 + 8.0).then_some(now))
+    })?;
+    Ok((last.1 - first.1) * 8.0 / (last.0 - first.0))
 }

@@ -6,9 +6,8 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use windtunnel_tests::cluster::poll::until;
 
-use super::measure::{Outcome, Probes, mean, share, twice};
+use super::measure::{Outcome, Probes, mean, rate, share, twice};
 use super::scene::SOON;
 use super::stage::{ECHO, Pod, Space, Stage, Test, at, close};
 
@@ -166,32 +165,12 @@ fn carried(space: &Space<'_>, from: &Pod, to: &str) -> Result<f64> {
     };
     thread::scope(|scope| {
         let flood = scope.spawn(|| space.probes(from, &probes));
-        let read = || counted(space.stage, from);
-        let idle = read()?.1;
-        let first = until("a flood", SOON, || {
-            let now = read()?;
-            Ok((now.1 > idle + 500_000.0).then_some(now))
-        })?;
-        let last = until("8 s of it", SOON, || {
-            let now = read()?;
-            Ok((now.0 >= first.0 + 8.0).then_some(now))
-        })?;
+        let rate = rate(space.stage, from);
         flood
             .join()
             .unwrap_or_else(|_| bail!("the flood panicked"))?;
-        Ok((last.1 - first.1) * 8.0 / (last.0 - first.0))
+        rate
     })
-}
-
-/// The time on a pod's node, in seconds, and the bytes that its link has sent.
-fn counted(stage: &Stage, pod: &Pod) -> Result<(f64, f64)> {
-    let text = stage.in_netns(pod, &["cat", "/proc/uptime", "/proc/net/dev"])?;
-    let number = |text: Option<&str>| text.and_then(|text| text.parse().ok());
-    let link = text.lines().find_map(|l| l.trim().strip_prefix("eth0:"));
-    let time = number(text.split_whitespace().next());
-    let sent = number(link.and_then(|counts| counts.split_whitespace().nth(8)));
-    let both = time.zip(sent);
-    both.with_context(|| format!("no counters in {text}"))
 }
 
 /// What was measured, for whoever wants the figure and not only that it is right.
