@@ -8,7 +8,11 @@
 use std::{
     collections::BTreeMap,
     os::fd::AsFd as _,
-    sync::{Arc, mpsc},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
     time::Duration,
 };
 
@@ -76,6 +80,19 @@ pub enum News {
     Capable(Capability),
 }
 
+impl News {
+    /// A fault may have to end for it, which waits for nothing.
+    fn is_urgent(&self) -> bool {
+        match self {
+            Self::Listed(_) | Self::Deleted { .. } | Self::Stop(true) => true,
+            Self::Changed(injection) => {
+                injection.spec.abort || injection.metadata.deletion_timestamp.is_some()
+            }
+            Self::Listable { .. } | Self::Lease(_) | Self::Stop(false) | Self::Capable(_) => false,
+        }
+    }
+}
+
 /// The operator's lease as it was seen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sighting {
@@ -96,19 +113,27 @@ pub struct Sighting {
 pub struct Inbox {
     sender: mpsc::Sender<News>,
     wake: Arc<EventFd>,
+    urgent: Arc<AtomicBool>,
 }
 
 impl Inbox {
-    /// A way to tell the thread that receives and waits for `wake`.
+    /// A way to tell the thread that receives and waits for `wake`, and looks at `urgent` while it
+    /// waits for something else.
     #[must_use]
-    pub fn new(sender: mpsc::Sender<News>, wake: Arc<EventFd>) -> Self {
-        Self { sender, wake }
+    pub fn new(sender: mpsc::Sender<News>, wake: Arc<EventFd>, urgent: Arc<AtomicBool>) -> Self {
+        Self {
+            sender,
+            wake,
+            urgent,
+        }
     }
 
     /// Tells it something, and wakes it.
     pub fn tell(&self, news: News) {
+        let is_urgent = news.is_urgent();
         // Without a receiver the process is ending.
         let _ = self.sender.send(news);
+        self.urgent.fetch_or(is_urgent, Ordering::Relaxed);
         let _ = self.wake.write(1);
     }
 }

@@ -4,7 +4,11 @@
 use std::{
     collections::BTreeMap,
     os::fd::{AsFd as _, BorrowedFd},
-    sync::{Arc, mpsc},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
     time::Duration,
 };
 
@@ -52,6 +56,8 @@ pub struct Lines {
     pub news: mpsc::Receiver<News>,
     /// Readable when it said something.
     pub wake: Arc<EventFd>,
+    /// Set when it said something that does not wait.
+    pub urgent: Arc<AtomicBool>,
     /// Reports for the operator.
     pub reports: tokio_mpsc::UnboundedSender<Report>,
     /// The agent's view of itself.
@@ -71,7 +77,8 @@ pub struct Controller {
 impl Controller {
     /// Takes the node over.
     #[must_use]
-    pub fn new(node: Node, lines: Lines, pulse: Pulse) -> Self {
+    pub fn new(mut node: Node, lines: Lines, pulse: Pulse) -> Self {
+        node.supervisor.looks().heed(Arc::clone(&lines.urgent));
         let kernel = nix::sys::utsname::uname().map_or_else(
             |_| String::new(),
             |u| u.release().to_string_lossy().into_owned(),
@@ -141,6 +148,7 @@ impl Controller {
     /// Takes in everything that was said since the last pass.
     fn listen(&mut self) -> Result<Now, ControlError> {
         api::drain(&self.lines.wake);
+        self.lines.urgent.store(false, Ordering::Relaxed);
         while let Ok(news) = self.lines.news.try_recv() {
             self.hear(news);
         }

@@ -11,6 +11,10 @@ use std::{
     os::{fd::AsFd as _, unix::process::CommandExt as _},
     path::Path,
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -45,11 +49,15 @@ const TURN: u16 = 100;
 const LONGEST: usize = 1 << 20;
 /// The reason of a refusal where a look took too long.
 pub(crate) const UNRESPONSIVE: &str = "Unresponsive";
+/// The reason where a look is put off for what does not wait. It is told to nobody.
+pub(crate) const PUT_OFF: &str = "PutOff";
 
 /// Most looks that may not have come to their end.
 const MOST: usize = 4;
 /// How long one that has answered, or was killed, is waited for.
 const FAREWELL: Duration = Duration::from_millis(100);
+/// Most processes whose name servers are asked for: a question is to be shorter than a pipe holds.
+const PIDS: usize = 256;
 
 /// The process that looks, and those that have looked.
 #[derive(Debug, Default)]
@@ -61,6 +69,17 @@ pub(crate) struct Looks {
     was_in_vain: bool,
     /// What the looks of this pass have taken.
     spent: Duration,
+    /// Something was said that does not wait: a fault is to end.
+    urgent: Arc<AtomicBool>,
+}
+
+/// What comes of a question.
+enum Heard {
+    Answer(Vec<u8>),
+    /// Nothing, in time.
+    Nothing,
+    /// Something else does not wait.
+    PutOff,
 }
 
 /// A process that answers questions, each a line, and ends with the agent.
@@ -91,15 +110,18 @@ impl Looker {
         }
     }
 
-    /// What is answered; `None` if nothing is in time.
-    fn ask(&mut self, question: &str, supervisor: &mut Supervisor) -> io::Result<Option<Vec<u8>>> {
-        // A question is shorter than a pipe holds.
+    /// What is answered.
+    fn ask(&mut self, question: &str, supervisor: &mut Supervisor) -> io::Result<Heard> {
+        // A question is shorter than a pipe holds, and the one before was read.
         self.questions.write_all(question.as_bytes())?;
         let until = Instant::now() + PATIENCE;
         let (mut answer, mut part) = (Vec::new(), [0; 4096]);
         while Instant::now() < until {
             let now = boottime().map_err(io::Error::other)?;
             supervisor.beat(now);
+            if supervisor.looks().urgent.load(Ordering::Relaxed) {
+                return Ok(Heard::PutOff);
+            }
             let mut fds = [PollFd::new(self.answers.as_fd(), PollFlags::POLLIN)];
             match poll(&mut fds, TURN) {
                 Ok(0) | Err(Errno::EINTR) => {}
@@ -110,17 +132,22 @@ impl Looker {
                 Err(errno) => return Err(errno.into()),
             }
             if answer.ends_with(b"\n") {
-                return Ok(Some(answer));
+                return Ok(Heard::Answer(answer));
             }
             if answer.len() > LONGEST {
                 return Err(io::ErrorKind::FileTooLarge.into());
             }
         }
-        Ok(None)
+        Ok(Heard::Nothing)
     }
 }
 
 impl Looks {
+    /// Has looks put off while this is set.
+    pub(crate) fn heed(&mut self, urgent: Arc<AtomicBool>) {
+        self.urgent = urgent;
+    }
+
     /// A pass begins.
     pub(crate) fn begin(&mut self) {
         self.was_in_vain = false;
@@ -254,7 +281,7 @@ pub(crate) fn at_name_servers(
 ) -> Result<Vec<IpAddr>, Refusal> {
     let look = Look::NameServers {
         proc: proc.clone(),
-        pids: pids.to_vec(),
+        pids: pids.iter().copied().take(PIDS).collect(),
     };
     ask(supervisor, &look)
 }
@@ -287,10 +314,25 @@ pub(crate) fn at_room(
     seen.map_err(|message| ("NotAVolume", message))
 }
 
-/// Has a process look, and waits for its answer.
+/// Has a process look, and waits for its answer. Where somebody ends it meanwhile, another is asked.
 fn ask<T: DeserializeOwned>(supervisor: &mut Supervisor, look: &Look) -> Result<T, Refusal> {
     let mut question = serde_json::to_string(look).map_err(|e| failed(&e))?;
     question.push('\n');
+    let heard = match ask_one(supervisor, &question)? {
+        Err(error) if has_died(&error) => ask_one(supervisor, &question)?,
+        heard => heard,
+    };
+    let unanswered = match heard.map_err(|e| failed(&e))? {
+        Heard::Answer(answer) => return serde_json::from_slice(&answer).map_err(|e| failed(&e)),
+        Heard::Nothing => (UNRESPONSIVE, look.unanswered()),
+        Heard::PutOff => (PUT_OFF, "a fault is to end first".to_owned()),
+    };
+    supervisor.looks().was_in_vain = true;
+    Err(unanswered)
+}
+
+/// Asks the process that waits for a question, or a new one. Only one that has answered is asked again.
+fn ask_one(supervisor: &mut Supervisor, question: &str) -> Result<io::Result<Heard>, Refusal> {
     let program = supervisor.program().to_owned();
     let looks = supervisor.looks();
     if looks.spent >= BUDGET {
@@ -300,26 +342,20 @@ fn ask<T: DeserializeOwned>(supervisor: &mut Supervisor, look: &Look) -> Result<
     }
     let mut looker = looks.take(&program)?;
     let begun = Instant::now();
-    let answer = looker.ask(&question, supervisor);
-    supervisor.looks().spent += begun.elapsed();
-    let answer =
-        answer.and_then(|answer| Ok(answer.as_deref().map(serde_json::from_slice).transpose()?));
+    let heard = looker.ask(question, supervisor);
     let looks = supervisor.looks();
-    match answer {
-        Ok(Some(answer)) => {
-            looks.idle = Some(looker);
-            Ok(answer)
-        }
-        Ok(None) => {
-            looks.end(looker.child);
-            looks.was_in_vain = true;
-            Err((UNRESPONSIVE, look.unanswered()))
-        }
-        Err(error) => {
-            looks.end(looker.child);
-            Err(failed(&error))
-        }
+    looks.spent += begun.elapsed();
+    match heard {
+        Ok(Heard::Answer(_)) => looks.idle = Some(looker),
+        _ => looks.end(looker.child),
     }
+    Ok(heard)
+}
+
+/// Whether a process has died that was asked.
+fn has_died(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | UnexpectedEof)
 }
 
 fn failed(error: &dyn Error) -> Refusal {
@@ -410,6 +446,49 @@ mod tests {
         }
         let answer = "while read question; do echo '[\"10.0.0.1\"]'; done";
         assert_eq!(seen(answer).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn what_does_not_wait_puts_a_look_off() {
+        let directory = tempfile::tempdir().unwrap();
+        let program = testing::program(directory.path(), "exec sleep 600");
+        let mut supervisor = Supervisor::new(program);
+        let urgent = Arc::new(AtomicBool::new(true));
+        supervisor.looks().heed(Arc::clone(&urgent));
+        let begun = Instant::now();
+        let mut look = || at_name_servers(&mut supervisor, &Proc::default(), &[]);
+        assert_eq!(look().unwrap_err().0, PUT_OFF);
+        assert!(begun.elapsed() < PATIENCE);
+        urgent.store(false, Ordering::Relaxed);
+        assert_eq!(look().unwrap_err().0, UNRESPONSIVE);
+    }
+
+    /// Somebody may end the process at any time.
+    #[test]
+    fn where_one_dies_another_is_asked() {
+        let directory = tempfile::tempdir().unwrap();
+        let died = directory.path().join("died");
+        let script = format!(
+            "read question; [ -e {died} ] || {{ echo > {died}; exit 1; }}; echo '[]'; read question",
+            died = died.display()
+        );
+        let program = testing::program(directory.path(), &script);
+        let mut supervisor = Supervisor::new(program);
+        let seen = at_name_servers(&mut supervisor, &Proc::default(), &[]);
+        assert_eq!(seen.unwrap().len(), 0);
+    }
+
+    /// A question is written in one go: whoever does not read it holds nobody up.
+    #[test]
+    fn a_question_is_shorter_than_a_pipe_holds() {
+        let directory = tempfile::tempdir().unwrap();
+        let program = testing::program(directory.path(), "exec sleep 600");
+        let mut supervisor = Supervisor::new(program);
+        let begun = Instant::now();
+        let pids = vec![i32::MAX; 100_000];
+        let seen = at_name_servers(&mut supervisor, &Proc::default(), &pids);
+        assert_eq!(seen.unwrap_err().0, UNRESPONSIVE);
+        assert!(begun.elapsed() < PATIENCE * 5);
     }
 
     /// Answers that come in time, and all but too late: aborts wait for the pass.

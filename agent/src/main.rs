@@ -5,7 +5,7 @@ use std::{
     io::Write as _,
     path::PathBuf,
     process::ExitCode,
-    sync::{Arc, mpsc},
+    sync::{Arc, atomic::AtomicBool, mpsc},
     thread,
     time::Duration,
 };
@@ -146,7 +146,8 @@ fn start(run: Run) -> Result<(), MainError> {
         metrics: registry.into(),
     };
     let guards = vec![readiness.block("the API server and the operator")];
-    let inbox = Inbox::new(news, wake.clone());
+    let urgent = Arc::<AtomicBool>::default();
+    let inbox = Inbox::new(news, wake.clone(), urgent.clone());
     try_again(failed, run.cgroups.clone(), inbox.clone()).map_err(MainError::Start)?;
     let outbox = Outbox {
         reports: reported,
@@ -166,6 +167,7 @@ fn start(run: Run) -> Result<(), MainError> {
     let lines = Lines {
         news: heard,
         wake,
+        urgent,
         reports,
         agent,
     };

@@ -17,7 +17,7 @@ use crate::{
     impair::{self, ImpairError},
     journal::UNWRITABLE,
     kernel::{link::RouteSocket, netns::NetNs},
-    look::{self, UNRESPONSIVE},
+    look::{self, PUT_OFF, UNRESPONSIVE},
     model::{Counts, Entry, FORMAT, Key, NetworkEntry, Objects, State},
     network,
     node::{self, Node},
@@ -93,6 +93,10 @@ pub fn prepare(node: &mut Node, uid: &str, now: Now) {
                     Some(refusal) => Verdict::Refused(refusal.clone()),
                     None => prepare_target(node, &mut run, (&key, fault, target)),
                 };
+                // What is prepared stays so; the rest is for when the faults have ended that are to.
+                if matches!(verdict, Verdict::Refused((PUT_OFF, _))) {
+                    return;
+                }
                 // What does not answer is not waited for again and again: others are held up by it.
                 if let (None, Verdict::Refused((UNRESPONSIVE, why))) = (&refusal, &verdict) {
                     let (pod, fault) = (&target.pod_name, &fault.name);

@@ -20,6 +20,7 @@ const KILLED: Duration = Duration::from_secs(2);
 /// Ends every entry that is not ended. One that cannot be ended stops no other, and is tried again
 /// by the passes that follow.
 pub fn replay(node: &mut Node, now: Now) {
+    check_anew(node, now);
     let open: Vec<Entry> = node
         .journal
         .entries()
@@ -40,6 +41,22 @@ pub fn replay(node: &mut Node, now: Now) {
         node.metrics.journal_replays.inc();
         if let Err(error) = end(node, entry, now) {
             tracing::warn!(error = chain(&error), ?key, "cannot take back a fault");
+        }
+    }
+}
+
+/// What had ended before a reboot is checked anew: its times are of a clock that has begun anew.
+fn check_anew(node: &mut Node, now: Now) {
+    let entries = node.journal.entries().values();
+    let mut before: Vec<Entry> = entries
+        .filter(|e| e.boot_id != node.boot_id)
+        .cloned()
+        .collect();
+    for entry in &mut before {
+        if let State::Ended(ended) = &mut entry.state {
+            ended.ended_at = now.boot;
+            ended.checked = None;
+            node.journal.note(entry.clone());
         }
     }
 }
@@ -108,4 +125,48 @@ fn kill(node: &Node, process: ProcessId) -> Result<bool, ProcError> {
     // The checks that follow find one that is still there.
     let _ = handle.ends_within(KILLED);
     Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+
+    use super::*;
+    use crate::{
+        journal::Journal, kernel::proc::Proc, metrics::Metrics, node::Settings, targets::Places,
+        testing::container_entry,
+    };
+
+    #[test]
+    fn what_had_ended_before_a_reboot_is_checked_anew() {
+        let directory = tempfile::tempdir().unwrap();
+        let late = Now {
+            boot: Duration::from_hours(24 * 365),
+            wall: Timestamp::UNIX_EPOCH,
+        };
+        let own = Proc::default().boot_id().unwrap();
+        for (boot_id, is_checked) in [(own.as_str(), true), ("before", false)] {
+            let mut entry = container_entry(boot_id);
+            entry.boot_id = boot_id.to_owned();
+            let mut ended = outlived(&entry, boot_id, false, late);
+            ended.checked = Some((late.wall, late.boot));
+            entry.state = State::Ended(ended);
+            let (mut journal, _) = Journal::open(directory.path()).unwrap();
+            journal.write(entry.clone()).unwrap();
+            drop(journal);
+            let settings = Settings {
+                places: Places {
+                    proc: Proc::default(),
+                    cgroups: "/nowhere".into(),
+                    pod_logs: "/nowhere".into(),
+                },
+                grace: Duration::from_secs(30),
+                fill_node_disk: false,
+            };
+            let node = Node::new(settings, directory.path(), Metrics::new().0).unwrap();
+            let ended = node.journal.entries()[&entry.key].ended().unwrap();
+            assert_eq!(ended.checked.is_some(), is_checked, "{boot_id}");
+            assert_eq!(ended.ended_at < late.boot, !is_checked, "{boot_id}");
+        }
+    }
 }

@@ -26,10 +26,12 @@ pub struct Residue {
 }
 
 impl Residue {
-    /// Whether it and another are one thing, however it is with it by now.
+    /// Whether it and another are one thing, however it is with it by now. A look at the whole node
+    /// does not say whose pod it is in.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
-        self.kind == other.kind && self.name == other.name
+        let is_one_pod = self.pod == other.pod || self.pod.is_empty() || other.pod.is_empty();
+        self.kind == other.kind && self.name == other.name && is_one_pod
     }
 }
 

@@ -231,4 +231,8 @@ pub struct Cleanup {
     /// What was found, and what became of it. Empty: the nodes are as they were.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub residue: Vec<Residue>,
+    /// The nodes that were not heard of until the end, and not since. By the bounds of agent and
+    /// kernel nothing is in place there, but nobody has looked.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub not_reported: Vec<String>,
 }

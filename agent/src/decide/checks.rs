@@ -51,28 +51,34 @@ pub(super) fn audit(
     let sweep = o.sweep.as_ref().filter(|_| is_lost);
     let swept = is_lost.then(|| sweep.filter(|s| s.unread.is_none()).map(|s| s.at));
     let checked = entries().map(|e| e.ended()?.checked.map(|c| c.0));
+    let checked: Option<Vec<_>> = checked.collect();
+    // Until each entry was looked at, what is not found may still be one's.
+    let is_looked_for = checked.is_some() && sweep.is_some_and(|s| s.unread.is_none());
     let rechecked: Option<Vec<_>> = entries().map(|e| e.ended()?.rechecked).collect();
     Some(Audit {
         checked_at: checked
-            .chain(swept)
-            .collect::<Option<Vec<_>>>()
-            .and_then(|t| t.into_iter().max())
+            .zip(swept.into_iter().collect::<Option<Vec<_>>>())
+            .and_then(|(own, whole)| own.into_iter().chain(whole).max())
             .map(MicroTime),
         rechecked_at: rechecked
             .filter(|_| !is_lost)
             .and_then(|t| t.into_iter().max())
             .map(MicroTime),
-        residue: residue(&own, sweep, &before),
+        residue: residue(&own, sweep, &before, is_looked_for),
     })
 }
 
 /// What is found now, and what was found before and is not any more.
-fn residue(own: &[&Residue], sweep: Option<&Sweep>, before: &[&Residue]) -> Vec<Residue> {
+fn residue(
+    own: &[&Residue],
+    sweep: Option<&Sweep>,
+    before: &[&Residue],
+    is_looked_for: bool,
+) -> Vec<Residue> {
     let swept = sweep.iter().flat_map(|s| &s.residue);
     // What stands in an entry is looked at more often than the whole node.
     let strange = swept.filter(|r| !own.iter().any(|known| known.is_same(r)));
     let found: Vec<&Residue> = own.iter().copied().chain(strange).collect();
-    let is_looked_for = sweep.is_some_and(|s| s.unread.is_none());
     let gone = before
         .iter()
         .filter(|r| !found.iter().any(|known| known.is_same(r)))

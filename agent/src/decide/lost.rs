@@ -8,7 +8,9 @@ use windtunnel_crds::{
 };
 
 use super::{
-    Step, decide,
+    Step,
+    checks::audit,
+    decide,
     testing::{Sim, sweep},
 };
 use crate::{
@@ -135,6 +137,32 @@ fn what_a_look_has_found_is_told_until_it_is_gone() {
         let audit = sim.last().audit.clone().unwrap();
         assert_eq!(audit.residue.iter().filter(|r| r.removed).count(), 2);
     }
+}
+
+/// What the look does not find may be an entry's, which is looked at by itself.
+#[test]
+fn nothing_is_gone_before_every_entry_was_looked_at() {
+    let mut sim = restarted(&["a", "b"], &["b"]);
+    let mut look = sweep(sim.now.boot);
+    look.residue = vec![left("wt0")];
+    sim.o.sweep = Some(look);
+    sim.settle();
+    sim.injection().status = Some(sim.last().clone());
+    sim.o.sweep = Some(sweep(sim.now.boot));
+    let checked = |sim: &mut Sim, checked| match &mut sim.entry(&key("b")).state {
+        State::Ended(ended) => std::mem::replace(&mut ended.checked, checked),
+        state => panic!("{state:?}"),
+    };
+    let is_gone = |sim: &mut Sim| {
+        let injection = sim.injection().clone();
+        let uid = injection.metadata.uid.as_deref().unwrap();
+        let told = audit(&sim.o, uid, &injection, InjectionPhase::Recovered).unwrap();
+        told.residue[0].removed
+    };
+    let before = checked(&mut sim, None);
+    assert!(before.is_some() && !is_gone(&mut sim));
+    checked(&mut sim, before);
+    assert!(is_gone(&mut sim));
 }
 
 /// Also if the second check found it, and nobody wants to know any more.

@@ -7,7 +7,7 @@ use std::io::Write as _;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, atomic::AtomicBool, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc as tokio_mpsc, watch};
 use windtunnel_agent::act::Report;
-use windtunnel_agent::api::{News, Sighting};
+use windtunnel_agent::api::{Inbox, News, Sighting};
 use windtunnel_agent::controller::{Controller, Lines};
 use windtunnel_agent::kernel::proc::{Proc, boottime};
 use windtunnel_agent::metrics::Metrics;
@@ -164,7 +164,7 @@ impl Drop for Place {
 
 /// The agent, and the API server's side of it. It is dropped before what it acts on.
 pub(crate) struct Agent {
-    inbox: mpsc::Sender<News>,
+    inbox: Inbox,
     wake: Arc<EventFd>,
     reports: tokio_mpsc::UnboundedReceiver<Report>,
     _view: watch::Receiver<NodeAgentStatus>,
@@ -185,7 +185,8 @@ impl Agent {
 
     /// The same, and whatever it looks at does not answer.
     pub(crate) fn unanswered(name: &str, faults: &[&str]) -> Self {
-        Self::running(name, faults, "[ $1 != look ] || exec sleep 600")
+        let first = "[ $1 != look ] || { echo look >> $starts; exec sleep 600; }";
+        Self::running(name, faults, first)
     }
 
     fn running(name: &str, faults: &[&str], first: &str) -> Self {
@@ -200,14 +201,17 @@ impl Agent {
             Metrics::new().0,
         );
         let node = node.unwrap().with_supervisor(supervisor);
-        let (inbox, news) = mpsc::channel();
+        let (told, news) = mpsc::channel();
         let (reports, reported) = tokio_mpsc::unbounded_channel();
         let (view, shown) = watch::channel(NodeAgentStatus::default());
         let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
         let wake = Arc::new(EventFd::from_flags(flags).unwrap());
+        let urgent = Arc::<AtomicBool>::default();
+        let inbox = Inbox::new(told, wake.clone(), urgent.clone());
         let lines = Lines {
             news,
             wake: wake.clone(),
+            urgent,
             reports,
             agent: view,
         };
@@ -233,8 +237,7 @@ impl Agent {
     }
 
     fn tell(&self, news: News) {
-        self.inbox.send(news).unwrap();
-        self.wake.write(1).unwrap();
+        self.inbox.tell(news);
     }
 
     /// Tells it of the injection, and that everything else is in order.
@@ -281,7 +284,7 @@ impl Agent {
         panic!("not told in time: {what}; the last was {last}");
     }
 
-    /// How many injectors were ever started.
+    /// How many injectors were ever started, or looks that do not answer.
     pub(crate) fn starts(&self) -> usize {
         fs::read_to_string(&self.starts)
             .unwrap_or_default()
@@ -320,7 +323,7 @@ fn counted(directory: &Path, starts: &Path, first: &str) -> PathBuf {
     let program = env!("CARGO_BIN_EXE_windtunnel-agent");
     let starts = starts.display();
     let script = format!(
-        "#!/bin/sh\n{first}\n[ $1 != inject ] || echo started >> {starts}\nexec {program} \"$@\"\n"
+        "#!/bin/sh\nstarts={starts}\n{first}\n[ $1 != inject ] || echo started >> $starts\nexec {program} \"$@\"\n"
     );
     fs::write(&path, script).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();

@@ -1,6 +1,11 @@
 //! What does not answer, and an effect that is not there any more although its injector lives, told by
 //! a whole agent.
 
+use std::thread;
+use std::time::Instant;
+
+use windtunnel_agent::look::PATIENCE;
+
 use crate::agent::Agent;
 use crate::support::{has_netem, name};
 
@@ -50,6 +55,24 @@ fn a_pod_whose_links_go_with_it_is_gone() {
     let told = agent.until("its end", |told| told["checked"] == true);
     let why = (told["state"].as_str(), told["reason"].as_str());
     assert_eq!(why, (Some("Gone"), Some("TargetGone")), "{told}");
+}
+
+/// An abort, or the emergency stop, comes before what is waited for.
+#[test]
+fn an_end_does_not_wait_for_a_look() {
+    if !has_netem() {
+        return;
+    }
+    let mut agent = Agent::unanswered("put-off", &[DELAY]);
+    agent.begin();
+    while agent.starts() == 0 {
+        thread::yield_now();
+    }
+    let begun = Instant::now();
+    agent.abort();
+    let told = agent.until("its end", |told| told["phase"] != "Pending");
+    assert_eq!(told["phase"], "Recovered", "{told}");
+    assert!(begun.elapsed() < PATIENCE / 2, "{:?}", begun.elapsed());
 }
 
 #[test]

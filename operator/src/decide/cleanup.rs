@@ -5,7 +5,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use windtunnel_crds::{
     ChaosExperimentStatus, NodeInjection,
     conditions::{ConditionStatus as Is, ConditionType, condition, set_condition},
-    injection::Audit,
+    injection::{Audit, InjectionPhase},
     residue::Residue,
     status::Cleanup,
 };
@@ -35,31 +35,30 @@ pub(crate) fn check(observed: &Observed, status: &mut ChaosExperimentStatus, now
         .into_iter()
         .any(|type_| says(status, type_, WITHDRAWN))
         || !plan::withdrawn(observed, status).is_empty();
-    let is_doubted = is_doubted(status);
     if injections.is_empty() && !is_withdrawn {
         return;
     }
     let found = found(injections, status.cleanup.as_ref());
-    let is_checked = found.checked_at.is_some();
     let verdict = match clean(&found) {
         verdict if verdict.0 == Is::False && verdict.1 == RESIDUE => verdict,
         _ if is_withdrawn => (Is::Unknown, WITHDRAWN, NOBODY_REPORTS.to_owned()),
+        _ if !found.not_reported.is_empty() => (
+            Is::Unknown,
+            NOT_REPORTED,
+            nobody_has_looked(&found.not_reported),
+        ),
         verdict => verdict,
     };
+    let told = status.cleanup.take();
     // What was found is written down before the others are checked: its injection may go first.
-    if is_checked || !found.residue.is_empty() {
-        let told = status.cleanup.take().unwrap_or_default();
+    if told.is_some() || found.checked_at.is_some() || !found.residue.is_empty() {
+        let told = told.unwrap_or_default();
         // That they were checked stays true, whoever does not say so any more.
         status.cleanup = Some(Cleanup {
             checked_at: found.checked_at.or(told.checked_at),
             rechecked_at: found.rechecked_at.or(told.rechecked_at),
-            residue: found.residue,
+            ..found
         });
-    }
-    // Whoever was not heard of may be the one whose injection is not there any more.
-    let missing = plan::missing(&observed.experiment, status, injections, |_| true).next();
-    if is_doubted && (!is_checked || missing.is_some()) {
-        return;
     }
     set_condition(
         &mut status.conditions,
@@ -72,7 +71,25 @@ pub(crate) fn check(observed: &Observed, status: &mut ChaosExperimentStatus, now
 
 /// A node was not heard of until the end, and has not reported since.
 pub(crate) fn is_doubted(status: &ChaosExperimentStatus) -> bool {
-    says(status, ConditionType::Clean, NOT_REPORTED)
+    let cleanup = status.cleanup.as_ref();
+    cleanup.is_some_and(|cleanup| !cleanup.not_reported.is_empty())
+}
+
+/// What is known of nodes that were not heard of.
+pub(crate) fn nobody_has_looked(nodes: &[String]) -> String {
+    format!(
+        "{} did not report within the bound; by the bounds of its agent and kernel nothing is in place there, but nobody has looked",
+        nodes.join(", ")
+    )
+}
+
+/// An injection's node has said that its faults are over, and that it has looked for what is left.
+pub(crate) fn is_over(injection: &NodeInjection) -> bool {
+    let phase = injection.status.as_ref().map(|s| s.phase);
+    matches!(
+        phase,
+        Some(InjectionPhase::Recovered | InjectionPhase::Refused)
+    ) && audit(injection).is_some_and(|a| a.checked_at.is_some())
 }
 
 /// Whether a condition is as it is for a reason.
@@ -100,10 +117,18 @@ fn found(injections: &[NodeInjection], before: Option<&Cleanup>) -> Cleanup {
         .filter(|residue| is_gone(&residue.node));
     let mut residue: Vec<_> = injections.iter().flat_map(residue_of).chain(gone).collect();
     residue.sort();
+    // Only the node itself can say that it is over there.
+    let has_reported = |node: &String| {
+        let own = injections.iter().find(|i| i.spec.node_name == *node);
+        own.is_some_and(is_over)
+    };
+    let mut not_reported = told.not_reported;
+    not_reported.retain(|node| !has_reported(node));
     Cleanup {
         checked_at: latest(|a| a.checked_at.as_ref(), told.checked_at),
         rechecked_at: latest(|a| a.rechecked_at.as_ref(), told.rechecked_at),
         residue,
+        not_reported,
     }
 }
 

@@ -11,7 +11,7 @@ use windtunnel_crds::{
     injection::{Address, ExperimentRef, NodeFault, NodeNetworkFault, NodeTarget},
     names::{LABEL_EXPERIMENT_UID, injection_name},
     network::NetworkFault,
-    status::{DrawnPod, FaultPhase, FaultStatus},
+    status::{DrawnPod, FaultPhase},
     units::GoDuration,
 };
 
@@ -66,21 +66,10 @@ pub(crate) fn undelivered<'a>(
     status: &'a ChaosExperimentStatus,
     injections: &'a [NodeInjection],
 ) -> impl Iterator<Item = &'a str> {
-    let is_open = |fault: &FaultStatus| fault.phase != FaultPhase::Ended;
-    missing(experiment, status, injections, is_open)
-}
-
-/// The nodes that have a target of such a fault, and no node injection.
-pub(crate) fn missing<'a>(
-    experiment: &'a ChaosExperiment,
-    status: &'a ChaosExperimentStatus,
-    injections: &'a [NodeInjection],
-    is_such: fn(&FaultStatus) -> bool,
-) -> impl Iterator<Item = &'a str> {
     let progress = |fault: &Fault| status.faults.iter().find(|f| f.name == fault.name);
     let nodes = node_faults(experiment)
         .filter_map(progress)
-        .filter(move |fault| is_such(fault))
+        .filter(|fault| fault.phase != FaultPhase::Ended)
         .flat_map(|fault| &fault.draw)
         .map(|pod| pod.node.as_str());
     nodes.filter(|node| !injections.iter().any(|i| i.spec.node_name == *node))

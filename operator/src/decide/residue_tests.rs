@@ -19,6 +19,11 @@ fn running() -> Sim {
 
 /// The first node finds a link, and can remove it or not.
 fn audit(sim: &mut Sim, removed: bool) {
+    residue(sim, 0, removed);
+}
+
+/// A node finds a link, and can remove it or not.
+fn residue(sim: &mut Sim, index: usize, removed: bool) {
     let residue = Residue {
         node: String::new(),
         kind: ResidueKind::Link,
@@ -27,7 +32,7 @@ fn audit(sim: &mut Sim, removed: bool) {
         removed,
         message: "busy".to_owned(),
     };
-    let status = sim.observed.injections[0].status.as_mut().unwrap();
+    let status = sim.observed.injections[index].status.as_mut().unwrap();
     status.audit.as_mut().unwrap().residue = vec![residue];
     sim.settle();
 }
@@ -190,6 +195,12 @@ fn a_doubt_about_a_node_is_not_lifted_by_the_others() {
         assert_eq!(sim.condition(C::Clean), doubt);
         recheck(&mut sim, 1);
         assert_eq!(sim.observed.injections.len(), 2, "nobody goes before");
+        // What another node has found is told meanwhile, and the doubt is not forgotten for it.
+        residue(&mut sim, 1, false);
+        assert_eq!(sim.condition(C::Clean), is("False", "Residue"));
+        assert_eq!(sim.status().cleanup.unwrap().not_reported, ["node1"]);
+        residue(&mut sim, 1, true);
+        assert_eq!(sim.condition(C::Clean), doubt);
         if is_deleted {
             sim.observed.injections.remove(0);
             sim.settle();

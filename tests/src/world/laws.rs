@@ -224,6 +224,15 @@ impl Laws {
                 return Err(Violation::new(now, what));
             }
         }
+        let status = api.experiment.as_ref().and_then(|e| e.status.as_ref());
+        let cleanup = status.and_then(|status| status.cleanup.as_ref());
+        let clean = api.condition(ConditionType::Clean);
+        if cleanup.is_some_and(|cleanup| has_left(&cleanup.residue))
+            && clean.is_none_or(|(status, _)| status != "False")
+        {
+            let what = format!("something is left by status.cleanup, and Clean is {clean:?}");
+            return Err(Violation::new(now, what));
+        }
         let is_injected = api
             .condition(ConditionType::Injected)
             .is_some_and(|(status, _)| status == "True");

@@ -12,7 +12,7 @@ use windtunnel_tests::product::{NAMESPACE, Run};
 
 use super::lamp::Lamp;
 use super::scene::{GONE, SOON, restarts, silence};
-use super::stage::{Pod, Space, Stage, Test, Wanted};
+use super::stage::{Pod, Space, Stage, Test};
 use super::traces;
 
 pub(crate) const ROUGH: &[Test] = &[(
@@ -24,9 +24,9 @@ const NODE: &str = "node2";
 /// Longer than an agent may be silent, or a kubelet.
 const WATCHED: Duration = Duration::from_secs(45);
 /// Both agent and kubelet speak each ten seconds; after 30 s and 40 s they count as lost.
-const SPOKEN: Duration = Duration::from_secs(20);
-/// How long a command in a pod may take, for whoever waits for its answer.
-const COMMAND: Duration = Duration::from_secs(15);
+const SPOKEN: Duration = Duration::from_secs(30);
+/// How long a command in a pod may take: one that gets no CPU takes as long as the fault.
+const COMMAND: Duration = Duration::from_secs(30);
 
 /// All of a node's CPU is burnt in one container, and memory held in another: the node is Ready
 /// throughout, kubelet and agent speak, commands are answered, and another fault comes and goes.
@@ -75,30 +75,26 @@ fn a_node_whose_cpu_burns_stays_in_hand(stage: &Stage) -> Result<()> {
     Ok(())
 }
 
-/// One that asks for a good part of the node and may have all of it, and an echo beside it.
+/// One that asks for a good part of the node and may have all of it, and an echo beside it that asks
+/// for its part: who asks for nothing gets nothing where all is taken.
 fn pods(space: &Space<'_>) -> Result<(Pod, Pod)> {
     let stage = space.stage;
-    stage.cluster.apply(&format!(
-        "
+    for (name, millicores, args) in [("hot", 300, "idle"), ("echo", 100, "echo")] {
+        stage.cluster.apply(&format!(
+            "
 apiVersion: v1
 kind: Pod
-metadata: {{name: hot, namespace: {}, labels: {{app: hot}}}}
+metadata: {{name: {name}, namespace: {}, labels: {{app: {name}}}}}
 spec:
   nodeName: {NODE}
   terminationGracePeriodSeconds: 0
   containers:
-  - {{name: sample, image: 'windtunnel/sample:{}', imagePullPolicy: Never, args: [idle], resources: {{requests: {{cpu: 300m}}}}}}
+  - {{name: sample, image: 'windtunnel/sample:{}', imagePullPolicy: Never, args: [{args}], resources: {{requests: {{cpu: {millicores}m}}}}}}
 ",
-        space.name, stage.windtunnel.images.tag,
-    ))?;
-    let echo = Wanted {
-        name: "echo",
-        app: "echo",
-        node: NODE,
-        args: &["echo"],
-    };
-    let echo = space.pods(&[echo])?.pop().context("no echo")?;
-    Ok((space.ready("hot")?, echo))
+            space.name, stage.windtunnel.images.tag,
+        ))?;
+    }
+    Ok((space.ready("hot")?, space.ready("echo")?))
 }
 
 /// Applies the faults, and waits until most of the CPU is burnt.

@@ -7,7 +7,6 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use windtunnel_crds::{
     NodeInjection,
     conditions::{ConditionStatus as Is, ConditionType, condition},
-    injection::InjectionPhase,
     status::Phase,
 };
 
@@ -89,15 +88,17 @@ impl Pass<'_> {
 
     /// Nodes were not heard of until the end.
     pub(super) fn doubt(&mut self, nodes: &[String]) {
-        let message = format!(
-            "{} did not report within the bound; by the bounds of its agent and kernel nothing is in place there, but nobody has looked",
-            nodes.join(", ")
-        );
-        let reason = if plan::withdrawn(self.observed, &self.status).is_empty() {
+        let message = cleanup::nobody_has_looked(nodes);
+        let withdrawn = plan::withdrawn(self.observed, &self.status);
+        let reason = if withdrawn.is_empty() {
             cleanup::NOT_REPORTED
         } else {
             cleanup::WITHDRAWN
         };
+        // Those may report yet.
+        let awaited = nodes.iter().filter(|node| !withdrawn.contains(*node));
+        let cleanup = self.status.cleanup.get_or_insert_default();
+        cleanup.not_reported = awaited.cloned().collect();
         // Without a start nothing can have been injected, whoever is silent; and where every target
         // was told to be over, only the look is missing.
         let recovered = condition(&self.status.conditions, ConditionType::Recovered);
@@ -111,15 +112,8 @@ impl Pass<'_> {
     /// Nodes whose injection is not known to be over and checked, and those that had something to
     /// do and whose injection somebody has deleted.
     pub(super) fn nodes_left(&self) -> BTreeSet<String> {
-        let over = |i: &&NodeInjection| {
-            i.status.as_ref().is_some_and(|s| match s.phase {
-                InjectionPhase::Recovered | InjectionPhase::Refused => {
-                    s.audit.as_ref().is_some_and(|a| a.checked_at.is_some())
-                }
-                _ => false,
-            })
-        };
-        let open = self.observed.injections.iter().filter(|i| !over(i));
+        let injections = self.observed.injections.iter();
+        let open = injections.filter(|i| !cleanup::is_over(i));
         let open = open.map(|i| i.spec.node_name.clone());
         let lost = plan::withdrawn(self.observed, &self.status);
         open.chain(lost).collect()
