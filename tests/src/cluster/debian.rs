@@ -27,12 +27,13 @@ pub(crate) const BUILD: [&str; 9] = [
     "python3-minimal",
     "xz-utils",
 ];
-/// Needed to run the cluster.
-pub(crate) const RUN: [&str; 6] = [
+/// Needed to run the cluster, and what is tested on its nodes.
+pub(crate) const RUN: [&str; 7] = [
     "containerd",
     "containernetworking-plugins",
     "e2fsprogs",
     "iproute2",
+    "iputils-ping",
     "nftables",
     "runc",
 ];

@@ -54,8 +54,9 @@ fn without_the_definition_of_node_injections_faults_end(stage: &Stage) -> Result
     seen?;
     run.until("the doubt", SOON, |status| {
         let conditions = status["conditions"].as_array().into_iter().flatten();
-        let mut doubts = conditions.filter(|c| c["type"] == "Recovered" || c["type"] == "Clean");
-        doubts.all(|c| c["status"] == "Unknown" && c["reason"] == "Withdrawn")
+        let ends = conditions.filter(|c| c["type"] == "Recovered" || c["type"] == "Clean");
+        let doubts = ends.filter(|c| c["status"] == "Unknown" && c["reason"] == "Withdrawn");
+        doubts.count() == 2
     })?;
     run.delete(LET_GO + GONE)?;
     held.is_over(&uid)

@@ -210,9 +210,9 @@ impl<'a> Hit<'a> {
         let checks = checks.collect::<Result<Vec<_>>>()?.join(" && ");
         let script = format!(
             "is_free() {{
-                [ -z \"$(nsenter --target $1 --net nft list tables)\" ] || return 1
+                tables=$(nsenter --target $1 --net nft list tables) && [ -z \"$tables\" ] || return 1
                 pids=$(cat /sys/fs/cgroup/kubepods*/pod$2/*/cgroup.procs /sys/fs/cgroup/kubepods*/*/pod$2/*/cgroup.procs 2>/dev/null)
-                [ $(echo \"$pids\" | wc -l) -le $3 ] || return 1
+                [ -n \"$pids\" ] && [ $(echo \"$pids\" | wc -l) -le $3 ] || return 1
                 for pid in $pids; do ! grep -q '^TracerPid:.*[1-9]' /proc/$pid/status || return 1; done
             }}
             ! ( {checks} ) || exit 1
