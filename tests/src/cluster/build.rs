@@ -24,7 +24,6 @@ pub use postgres::IMAGE as POSTGRES;
 /// # Errors
 /// When something has to be built and that fails.
 pub fn all(cache: &Cache) -> Result<Parts> {
-    debian::ensure_installed(&debian::RUN)?;
     let kernel = kernel(cache)?;
     let programs = kubernetes::build(cache)?;
     let images = images::build(cache, &programs)?;
@@ -37,11 +36,12 @@ pub fn all(cache: &Cache) -> Result<Parts> {
     })
 }
 
-/// The user-mode kernel of the nodes.
+/// The user-mode kernel of the nodes, which see the machine's programs: those they need are there.
 ///
 /// # Errors
 /// When it has to be built and that fails.
 pub fn kernel(cache: &Cache) -> Result<PathBuf> {
+    debian::ensure_installed(&debian::RUN)?;
     node_kernel::build(cache)
 }
 
