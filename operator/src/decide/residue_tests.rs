@@ -181,6 +181,21 @@ fn a_deleted_injection_is_not_forgotten_for_residue() {
     assert_eq!(sim.condition(C::Clean), withdrawn);
 }
 
+#[test]
+fn residue_is_told_where_another_node_is_not_heard_of() {
+    let mut sim = running();
+    sim.advance(seconds(60));
+    sim.report("node1", I::Recovered, T::Recovered);
+    audit(&mut sim, false);
+    sim.advance(seconds(10));
+    sim.settle();
+    assert_eq!(sim.condition(C::Recovered), is("Unknown", "NotReported"));
+    assert_eq!(sim.condition(C::Clean), is("False", "Residue"));
+    assert_eq!(sim.status().cleanup.unwrap().not_reported, ["node2"]);
+    audit(&mut sim, true);
+    assert_eq!(sim.condition(C::Clean), is("Unknown", "NotReported"));
+}
+
 /// Only the node itself can say that it is clean, and others do not go before it has.
 #[test]
 fn a_doubt_about_a_node_is_not_lifted_by_the_others() {

@@ -106,7 +106,8 @@ impl Pass<'_> {
         if self.status.start_time.is_some() && !is_told {
             self.set(ConditionType::Recovered, Is::Unknown, reason, &message);
         }
-        self.set(ConditionType::Clean, Is::Unknown, reason, &message);
+        // What was found elsewhere is worse, and told instead.
+        cleanup::check(self.observed, &mut self.status, self.now);
     }
 
     /// Nodes whose injection is not known to be over and checked, and those that had something to
