@@ -9,7 +9,9 @@ use std::{
 };
 
 use futures::{FutureExt as _, future::BoxFuture};
-use hickory_resolver::{ResolverBuilder, TokioResolver};
+use hickory_resolver::{
+    ResolverBuilder, TokioResolver, lookup_ip::LookupIp, proto::rr::RecordType,
+};
 use kube::runtime::reflector::ObjectRef;
 use tokio::{
     sync::Semaphore,
@@ -32,6 +34,8 @@ pub(crate) enum NoAddress {
     Absent(String),
     /// They do not answer, or not now: there may be one.
     Unknown(String),
+    /// They do not for one family of addresses; these are of the other.
+    Half(Vec<IpAddr>, String),
 }
 
 /// Asks a name server.
@@ -165,12 +169,6 @@ fn note(
     host: &str,
     answer: Answer,
 ) -> BTreeSet<(String, String)> {
-    let answer = answer.map(|mut addresses| {
-        // Servers turn them around.
-        addresses.sort();
-        addresses.dedup();
-        addresses
-    });
     let mut known = lock(known);
     let entry = known.entry(host.to_owned()).or_default();
     let before = entry.answer.take().map(|(_, old)| old);
@@ -185,7 +183,20 @@ fn note(
 /// What is known after an answer. One that says nothing takes nothing away.
 fn resolved(answer: Answer, before: Option<Resolved>) -> Resolved {
     match (answer, before) {
-        (Ok(addresses), _) => Resolved::Found(addresses),
+        (Ok(addresses), _) => Resolved::Found(in_order(addresses)),
+        (Err(NoAddress::Half(mut addresses, why)), before) => {
+            let is_known =
+                |family: &IpAddr| addresses.iter().any(|a| a.is_ipv4() == family.is_ipv4());
+            let kept: Vec<IpAddr> = before
+                .map(Resolved::into_addresses)
+                .unwrap_or_default()
+                .into_iter()
+                .filter(|a| !is_known(a))
+                .collect();
+            addresses.extend(kept);
+            let addresses = in_order(addresses);
+            Resolved::Kept { addresses, why }
+        }
         // What was said for certain counts until something else is.
         (Err(NoAddress::Absent(why)), _)
         | (Err(NoAddress::Unknown(_)), Some(Resolved::Absent(why))) => Resolved::Absent(why),
@@ -197,12 +208,19 @@ fn resolved(answer: Answer, before: Option<Resolved>) -> Resolved {
     }
 }
 
+/// Servers turn them around.
+fn in_order(mut addresses: Vec<IpAddr>) -> Vec<IpAddr> {
+    addresses.sort();
+    addresses.dedup();
+    addresses
+}
+
 async fn resolve(resolver: Option<TokioResolver>, host: String) -> Answer {
     let Some(resolver) = resolver else {
         return Err(NoAddress::Unknown("no name server is known".to_owned()));
     };
     let error = match resolver.lookup_ip(&*host).await {
-        Ok(found) => return Ok(found.iter().collect()),
+        Ok(found) => return with_other_family(&resolver, &found).await,
         Err(error) => error,
     };
     let is_absent = if error.is_no_records_found() && !error.is_nx_domain() {
@@ -220,171 +238,27 @@ async fn resolve(resolver: Option<TokioResolver>, host: String) -> Answer {
     })
 }
 
-#[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
-    use tokio::{
-        sync::mpsc,
-        time::{sleep, timeout},
+/// What was found, and what the name that was found has of the other family: found of one alone, the
+/// question for the other may have failed.
+async fn with_other_family(resolver: &TokioResolver, found: &LookupIp) -> Answer {
+    let mut addresses: Vec<IpAddr> = found.iter().collect();
+    let other = match (
+        addresses.iter().any(IpAddr::is_ipv4),
+        addresses.iter().any(IpAddr::is_ipv6),
+    ) {
+        (true, false) => RecordType::AAAA,
+        (false, true) => RecordType::A,
+        _ => return Ok(addresses),
     };
-
-    use super::*;
-
-    const USER: (&str, &str) = ("shop", "run");
-    const SOON: Duration = Duration::from_mins(1);
-
-    fn address(last: u8) -> IpAddr {
-        [192, 0, 2, last].into()
-    }
-
-    /// As if this long had gone by for a host.
-    fn age(hosts: &Hosts, host: &str, by: Duration) {
-        let mut known = lock(&hosts.known);
-        let entry = known.get_mut(host).unwrap();
-        let answered = entry.answer.as_mut().map(|(at, _)| at);
-        for at in answered.into_iter().chain(&mut entry.asked) {
-            *at -= by;
+    match resolver.lookup(found.query().name().clone(), other).await {
+        Ok(more) => {
+            addresses.extend(more.answers().iter().filter_map(|r| r.data.ip_addr()));
+            Ok(addresses)
         }
-    }
-
-    /// Waits until something is so.
-    async fn until(is_so: impl Fn() -> bool) {
-        let so = async {
-            while !is_so() {
-                sleep(Duration::from_millis(1)).await;
-            }
-        };
-        timeout(SOON, so).await.unwrap();
-    }
-
-    /// Waits until no question about a host is under way.
-    async fn answered(hosts: &Hosts, host: &str) {
-        until(|| lock(&hosts.known)[host].asked.is_none()).await;
-    }
-
-    #[tokio::test]
-    async fn a_name_is_asked_for_once_and_again_when_it_is_old() {
-        let (triggers, mut triggered) = mpsc::unbounded_channel();
-        let asked = Arc::new(AtomicUsize::new(0));
-        let ask = {
-            let asked = asked.clone();
-            move |_| {
-                // The second answer is the first turned around, the third is another.
-                let found = match asked.fetch_add(1, Ordering::SeqCst) {
-                    0 => vec![address(1), address(2)],
-                    1 => vec![address(2), address(1)],
-                    _ => vec![address(3)],
-                };
-                async move { Ok(found) }.boxed()
-            }
-        };
-        let times = Times::default();
-        let hosts = Hosts::asking(Box::new(ask), times, triggers);
-        assert_eq!(hosts.look_up("a", USER), None);
-        assert_eq!(hosts.look_up("a", USER), None);
-        timeout(SOON, triggered.recv()).await.unwrap().unwrap();
-        let first = Some(Resolved::Found(vec![address(1), address(2)]));
-        for questions in [1, 2] {
-            assert_eq!(hosts.look_up("a", USER), first);
-            assert_eq!(asked.load(Ordering::SeqCst), questions);
-            age(&hosts, "a", times.good);
-            let meanwhile = hosts.look_up("a", USER);
-            assert_eq!(meanwhile, first, "what was known is told meanwhile");
-            answered(&hosts, "a").await;
-        }
-        timeout(SOON, triggered.recv()).await.unwrap().unwrap();
-        let third = Some(Resolved::Found(vec![address(3)]));
-        assert_eq!(hosts.look_up("a", USER), third);
-        assert!(triggered.try_recv().is_err(), "told of news only");
-    }
-
-    #[tokio::test]
-    async fn silence_is_an_answer_in_time() {
-        let never = Box::new(|_| std::future::pending().boxed());
-        let times = Times {
-            answer: Duration::from_millis(1),
-            ..Times::default()
-        };
-        let hosts = Hosts::asking(never, times, mpsc::unbounded_channel().0);
-        assert_eq!(hosts.look_up("a", USER), None);
-        answered(&hosts, "a").await;
-        let silence = Resolved::Unknown("no answer from the name server".to_owned());
-        assert_eq!(hosts.look_up("a", USER), Some(silence));
-    }
-
-    #[tokio::test]
-    async fn a_name_server_that_fails_takes_no_address_away() {
-        let absent = |why: &str| Err(NoAddress::Absent(why.to_owned()));
-        let unknown = |why: &str| Err(NoAddress::Unknown(why.to_owned()));
-        let found = |last| Resolved::Found(vec![address(last)]);
-        let kept = |why: &str| Resolved::Kept {
-            addresses: vec![address(1)],
-            why: why.to_owned(),
-        };
-        let gone = || Resolved::Absent("no such host".to_owned());
-        let steps = [
-            (unknown("busy"), Resolved::Unknown("busy".to_owned())),
-            (Ok(vec![address(1)]), found(1)),
-            (unknown("busy"), kept("busy")),
-            (unknown("silence"), kept("silence")),
-            (absent("no such host"), gone()),
-            (unknown("busy"), gone()),
-            (Ok(vec![address(2)]), found(2)),
-        ];
-        let (triggers, mut triggered) = mpsc::unbounded_channel();
-        let (answers, expected): (Vec<Answer>, Vec<_>) = steps.into_iter().unzip();
-        let answers = Mutex::new(answers.into_iter());
-        let ask = move |_| {
-            let answer = lock(&answers).next().unwrap();
-            async move { answer }.boxed()
-        };
-        let hosts = Hosts::asking(Box::new(ask), Times::default(), triggers);
-        let mut before = None;
-        for expected in expected {
-            assert_eq!(hosts.look_up("a", USER), before);
-            answered(&hosts, "a").await;
-            let is_news = before.as_ref() != Some(&expected);
-            assert_eq!(triggered.try_recv().is_ok(), is_news, "{expected:?}");
-            assert_eq!(hosts.look_up("a", USER).as_ref(), Some(&expected));
-            age(&hosts, "a", hosts.times.good);
-            before = Some(expected);
-        }
-    }
-
-    #[tokio::test]
-    async fn only_so_many_are_asked_for_at_once_and_nobody_waits_for_ever() {
-        let open = Arc::new(AtomicUsize::new(0));
-        let end = Arc::new(Semaphore::new(0));
-        let ask = {
-            let (open, end) = (open.clone(), end.clone());
-            move |_| {
-                let (open, end) = (open.clone(), end.clone());
-                async move {
-                    open.fetch_add(1, Ordering::SeqCst);
-                    let _turn = end.acquire().await;
-                    Ok(Vec::new())
-                }
-                .boxed()
-            }
-        };
-        let times = Times {
-            answer: SOON,
-            ..Times::default()
-        };
-        let hosts = Hosts::asking(Box::new(ask), times, mpsc::unbounded_channel().0);
-        for host in 0..AT_ONCE + 5 {
-            assert_eq!(hosts.look_up(&host.to_string(), USER), None);
-        }
-        let last = (AT_ONCE + 4).to_string();
-        until(|| open.load(Ordering::SeqCst) >= AT_ONCE).await;
-        assert_eq!(hosts.look_up(&last, USER), None);
-        age(&hosts, &last, times.first);
-        let waited = Resolved::Unknown("it is not resolved yet".to_owned());
-        assert_eq!(hosts.look_up(&last, USER), Some(waited));
-        assert_eq!(open.load(Ordering::SeqCst), AT_ONCE);
-        end.add_permits(1);
-        answered(&hosts, &last).await;
-        assert_eq!(open.load(Ordering::SeqCst), AT_ONCE + 5);
+        Err(error) if error.is_no_records_found() || error.is_nx_domain() => Ok(addresses),
+        Err(error) => Err(NoAddress::Half(addresses, error.to_string())),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -43,7 +43,7 @@ pub struct Directory {
 pub enum Resolved {
     /// These they are.
     Found(Vec<IpAddr>),
-    /// These they were; what they are now nobody says.
+    /// These they were; what they are now, or of which other family there are some, nobody says.
     Kept {
         /// The addresses found last.
         addresses: Vec<IpAddr>,
@@ -54,6 +54,16 @@ pub enum Resolved {
     Absent(String),
     /// This replica was told nothing so far, and why.
     Unknown(String),
+}
+
+impl Resolved {
+    /// What was found, now or before.
+    pub(crate) fn into_addresses(self) -> Vec<IpAddr> {
+        match self {
+            Self::Found(addresses) | Self::Kept { addresses, .. } => addresses,
+            Self::Absent(_) | Self::Unknown(_) => Vec::new(),
+        }
+    }
 }
 
 /// Peers as addresses.
