@@ -96,13 +96,20 @@ impl Cluster {
     /// # Errors
     /// When it is running but not ready, or does not come up.
     pub fn attach_or_start_named(name: &str) -> Result<Self> {
-        match Self::find(name)? {
-            Some(_) => Self::attach(name),
-            None => Self::start(&Options {
-                name: name.to_owned(),
-                ..Options::default()
-            }),
+        if let Some(cluster) = Self::find(name)? {
+            let Err(silence) = cluster.status() else {
+                return Self::attach(name);
+            };
+            // One that ends does not answer any more, and frees its name last.
+            until("end of a cluster that does not answer", STOP_BOUND, || {
+                Ok((!is_running(cluster.holder)).then_some(()))
+            })
+            .context(silence)?;
         }
+        Self::start(&Options {
+            name: name.to_owned(),
+            ..Options::default()
+        })
     }
 
     /// Its name.
