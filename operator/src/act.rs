@@ -9,7 +9,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{DeleteOptions, MicroTime, ObjectMeta},
 };
 use kube::{
-    Api, Resource as _, ResourceExt as _,
+    Api, Resource as _, ResourceExt,
     api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions},
     core::Status,
     runtime::events::{Event, EventType},
@@ -277,7 +277,7 @@ fn fine_if<T>(
 }
 
 /// The finalizers of an experiment that are not ours.
-pub(crate) fn finalizers_of_others(experiment: &ChaosExperiment) -> Vec<&str> {
+pub(crate) fn finalizers_of_others(experiment: &impl ResourceExt) -> Vec<&str> {
     let all = experiment.finalizers().iter().map(String::as_str);
     all.filter(|finalizer| *finalizer != FINALIZER).collect()
 }

@@ -1,16 +1,19 @@
 //! Before windtunnel is uninstalled: ends every run, waits until the faults are taken back, and
 //! takes off the finalizers that nobody will be there to release. Bounded in time; what was not
-//! seen to end within the bound is said, and does not stand in the way.
+//! seen to end within the bound is said, and does not stand in the way. Nor does an object that cannot
+//! be read, or a kind that is not defined any more.
 
 use std::time::Duration;
 
+use k8s_openapi::api::apps::v1::Deployment;
 use kube::{
     Api, Client, ResourceExt as _,
     api::{DeleteParams, ListParams, Patch, PatchParams},
+    core::{ApiResource, DynamicObject},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
-use windtunnel_crds::{ChaosExperiment, NodeInjection};
+use windtunnel_crds::{ChaosExperiment, NodeInjection, status::Phase};
 use windtunnel_runtime::chain;
 
 use crate::{act::finalizers_of_others, error::gone_is_fine};
@@ -21,6 +24,8 @@ const POLL: Duration = Duration::from_millis(500);
 const SLACK: Duration = Duration::from_secs(15);
 /// How long the API server is asked to let go of what is held.
 const RELEASE: Duration = Duration::from_mins(1);
+/// The operator, as the chart names it.
+const OPERATOR: &str = "windtunnel-operator";
 
 /// How long an uninstallation may take.
 #[derive(Clone, Copy, Debug)]
@@ -54,27 +59,35 @@ pub async fn uninstall(
 ) -> Result<(), UninstallError> {
     let until = Instant::now() + bounds.end;
     loop {
-        let running = end_all(&client).await;
-        match &running {
+        let runs = end_all(&client).await;
+        match runs {
             Ok(running) if running.is_empty() => break,
-            Ok(_) => {}
-            Err(error) => tracing::warn!(error = chain(error), "cannot end the runs, trying again"),
-        }
-        if Instant::now() >= until {
-            for name in running.iter().flatten() {
-                tracing::warn!(
-                    name,
-                    "not seen to end; its agents take its faults back within their grace, or with their own end"
-                );
+            Ok(running) if Instant::now() >= until => {
+                for name in running {
+                    tracing::warn!(
+                        name,
+                        "not seen to end; its agents take its faults back within their grace, or with their own end"
+                    );
+                }
+                break;
             }
-            break;
+            Ok(_) => {}
+            Err(error) => {
+                tracing::warn!(error = chain(&error), "cannot end the runs");
+                if Instant::now() >= until {
+                    break;
+                }
+            }
         }
         sleep(POLL).await;
     }
+    // Whoever begins a run from now on finds nobody who holds anything for it.
+    if let Err(error) = end_operator(&client, namespace).await {
+        tracing::warn!(error = chain(&error), "the operator cannot be ended first");
+    }
     let until = Instant::now() + bounds.release;
     loop {
-        let held = release_all(&client, namespace).await;
-        match held {
+        match release_all(&client, namespace).await {
             Ok(0) => return Ok(()),
             Ok(held) if Instant::now() >= until => return Err(UninstallError::Held(held)),
             Ok(_) => {}
@@ -100,57 +113,87 @@ pub enum UninstallError {
 
 /// Aborts every run that has not ended; returns which those are.
 async fn end_all(client: &Client) -> Result<Vec<String>, kube::Error> {
-    let all: Api<ChaosExperiment> = Api::all(client.clone());
-    let experiments = all.list(&ListParams::default()).await?;
-    let is_over = |e: &&ChaosExperiment| {
-        e.status
-            .as_ref()
-            .and_then(|s| s.phase)
-            .is_some_and(windtunnel_crds::status::Phase::is_terminal)
-    };
-    let running: Vec<&ChaosExperiment> = experiments.items.iter().filter(|e| !is_over(e)).collect();
-    for experiment in running.iter().filter(|e| !e.spec.abort) {
+    let mut running = experiments(client).await?;
+    running.retain(|run| !is_over(run));
+    for run in running
+        .iter()
+        .filter(|run| run.data["spec"]["abort"] != true)
+    {
         let abort = json!({"spec": {"abort": true}});
-        gone_is_fine(patch(client, experiment, abort).await)?;
+        if let Err(error) = gone_is_fine(patch(client, run, abort).await) {
+            tracing::warn!(error = chain(&error), name = name(run), "cannot end a run");
+        }
     }
-    let name = |e: &&ChaosExperiment| {
-        let namespace = e.namespace().unwrap_or_default();
-        format!("{namespace}/{}", e.name_any())
-    };
     Ok(running.iter().map(name).collect())
 }
 
+/// Has all replicas of the operator end.
+async fn end_operator(client: &Client, namespace: &str) -> Result<(), kube::Error> {
+    let all: Api<Deployment> = Api::namespaced(client.clone(), namespace);
+    let none = Patch::Merge(json!({"spec": {"replicas": 0}}));
+    let ended = all.patch(OPERATOR, &PatchParams::default(), &none).await;
+    gone_is_fine(ended)
+}
+
 /// Takes our finalizer off every experiment that has it, and deletes the node injections; returns
-/// how many there were of both. None: nothing is held.
+/// how many there were of both. None: nothing is held. What is refused stops nothing else.
 async fn release_all(client: &Client, namespace: &str) -> Result<usize, kube::Error> {
-    let mut held = 0;
-    let all: Api<ChaosExperiment> = Api::all(client.clone());
-    for experiment in all.list(&ListParams::default()).await? {
+    let (mut held, mut refused) = (0, None);
+    for experiment in experiments(client).await? {
         let others = finalizers_of_others(&experiment);
         if others.len() < experiment.finalizers().len() {
             held += 1;
             let version = experiment.resource_version();
             let change = json!({"metadata": {"finalizers": others, "resourceVersion": version}});
             // One that was changed meanwhile is held until the next look.
-            gone_is_fine(patch(client, &experiment, change).await)?;
+            let released = gone_is_fine(patch(client, &experiment, change).await);
+            refused = released.err().or(refused);
         }
     }
     let injections: Api<NodeInjection> = Api::namespaced(client.clone(), namespace);
-    for injection in injections.list(&ListParams::default()).await? {
+    let all = injections.list_metadata(&ListParams::default()).await;
+    for injection in if_defined(all.map(|all| all.items))? {
         held += 1;
         let name = injection.name_any();
-        gone_is_fine(injections.delete(&name, &DeleteParams::default()).await)?;
+        let deleted = injections.delete(&name, &DeleteParams::default()).await;
+        refused = gone_is_fine(deleted).err().or(refused);
     }
-    Ok(held)
+    refused.map_or(Ok(held), Err)
+}
+
+/// All experiments, whatever is in them.
+async fn experiments(client: &Client) -> Result<Vec<DynamicObject>, kube::Error> {
+    let kind = ApiResource::erase::<ChaosExperiment>(&());
+    let all: Api<DynamicObject> = Api::all_with(client.clone(), &kind);
+    if_defined(all.list(&ListParams::default()).await.map(|all| all.items))
+}
+
+/// What there is of a kind: nothing where it is not defined any more.
+fn if_defined<T>(found: Result<Vec<T>, kube::Error>) -> Result<Vec<T>, kube::Error> {
+    match found {
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(Vec::new()),
+        other => other,
+    }
+}
+
+fn is_over(run: &DynamicObject) -> bool {
+    let phase = serde_json::from_value::<Phase>(run.data["status"]["phase"].clone());
+    phase.is_ok_and(Phase::is_terminal)
+}
+
+fn name(run: &DynamicObject) -> String {
+    let namespace = run.namespace().unwrap_or_default();
+    format!("{namespace}/{}", run.name_any())
 }
 
 async fn patch(
     client: &Client,
-    experiment: &ChaosExperiment,
-    change: serde_json::Value,
-) -> Result<ChaosExperiment, kube::Error> {
-    let api: Api<ChaosExperiment> =
-        Api::namespaced(client.clone(), &experiment.namespace().unwrap_or_default());
+    experiment: &DynamicObject,
+    change: Value,
+) -> Result<DynamicObject, kube::Error> {
+    let kind = ApiResource::erase::<ChaosExperiment>(&());
+    let namespace = experiment.namespace().unwrap_or_default();
+    let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), &namespace, &kind);
     let (name, change) = (experiment.name_any(), Patch::Merge(change));
     api.patch(&name, &PatchParams::default(), &change).await
 }
@@ -235,6 +278,57 @@ mod tests {
         let run: ChaosExperiment = server.get(RUN).unwrap();
         assert_eq!(run.finalizers(), ["example.com/other"], "{of} {code}");
         assert!(server.get::<NodeInjection>(PART).is_none(), "{of} {code}");
+    }
+
+    /// `kubectl delete` of the definitions may come first.
+    #[tokio::test]
+    async fn kinds_that_are_not_defined_any_more_hold_nothing() {
+        let server = Server::default();
+        server.refuse(Refusal::always("GET windtunnel.dev", 404));
+        uninstall(server.client(), "windtunnel", NOW).await.unwrap();
+    }
+
+    /// What is refused for one object, or cannot be read of it, is none of the others' business.
+    #[tokio::test]
+    async fn what_cannot_be_released_keeps_nothing_else() {
+        let server = server();
+        let other = RUN.replace("/run", "/a-run");
+        let mut run: Value = server.get(RUN).unwrap();
+        run["metadata"]["name"] = json!("a-run");
+        run["status"]["phase"] = json!("OfANewerVersion");
+        run["spec"] = json!({"ofANewerVersion": true});
+        server.put(&other, &run);
+        server.refuse(Refusal::always("PATCH chaosexperiments/a-run", 403));
+        let bounds = Bounds {
+            release: Duration::ZERO,
+            ..NOW
+        };
+        let error = uninstall(server.client(), "windtunnel", bounds).await;
+        assert_eq!(error.unwrap_err().to_string(), "the API server refuses");
+        let run: ChaosExperiment = server.get(RUN).unwrap();
+        assert!(run.spec.abort);
+        assert_eq!(run.finalizers(), ["example.com/other"]);
+        assert!(server.get::<NodeInjection>(PART).is_none());
+        server.refuse(None);
+        uninstall(server.client(), "windtunnel", NOW).await.unwrap();
+        let run: DynamicObject = server.get(&other).unwrap();
+        assert_eq!(run.finalizers(), ["example.com/other"]);
+    }
+
+    /// It would hold what is begun while the rest is released.
+    #[tokio::test]
+    async fn the_operator_ends_before_anything_is_released() {
+        const OPERATORS: &str =
+            "/apis/apps/v1/namespaces/windtunnel/deployments/windtunnel-operator";
+        let server = server();
+        let name = json!({"name": OPERATOR, "namespace": "windtunnel"});
+        server.put(
+            OPERATORS,
+            &json!({"metadata": name, "spec": {"replicas": 2}}),
+        );
+        uninstall(server.client(), "windtunnel", NOW).await.unwrap();
+        let ended: Value = server.get(OPERATORS).unwrap();
+        assert_eq!(ended["spec"]["replicas"], 0);
     }
 
     #[tokio::test]
