@@ -24,6 +24,9 @@ use crate::{
 
 /// The controller of the control group that it burns in.
 pub(super) const CONTROLLER: &str = "cpu";
+/// How many checks in a row a burner may say nothing at: each is a second after the last, and so is
+/// what it says. One that is stopped says nothing any more, and burns nothing.
+const SILENT: u32 = 10;
 /// How long a trial may take.
 const TRIAL: Duration = Duration::from_secs(5);
 
@@ -68,6 +71,8 @@ struct Burn {
     group: PathBuf,
     millicores: u64,
     milliseconds: u64,
+    /// Checks since it said anything.
+    silent: u32,
 }
 
 pub(super) fn apply(
@@ -85,6 +90,7 @@ impl Burn {
             group: group.to_owned(),
             millicores: 0,
             milliseconds: 0,
+            silent: 0,
         })
     }
 
@@ -94,6 +100,7 @@ impl Burn {
             let mut numbers = line.split(' ').filter_map(|n| n.parse().ok());
             if let (Some(millicores), Some(milliseconds)) = (numbers.next(), numbers.next()) {
                 (self.millicores, self.milliseconds) = (millicores, milliseconds);
+                self.silent = 0;
             }
         }
         if let Some(status) = self.child.ended() {
@@ -121,6 +128,10 @@ impl Effect for Burn {
         // Before it shows it need not be there yet.
         if !self.read()? && self.milliseconds > 0 {
             return Err("the burner is not in the container's control group".to_owned());
+        }
+        self.silent += 1;
+        if self.silent > SILENT {
+            return Err("the burner says nothing: it is stopped, or is given no CPU".to_owned());
         }
         Ok(Counts::measured([
             ("millicores", self.millicores),

@@ -7,6 +7,7 @@ use std::{
     fs,
     io::{self, Read as _},
     os::fd::{AsFd as _, BorrowedFd},
+    path::Path,
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
@@ -20,7 +21,11 @@ use windtunnel_runtime::chain;
 
 use super::{Effect, IO_OPENED, scratch, volume};
 use crate::{
-    kernel::fanotify::{Answer, Class, FanotifyError, Group, Waiting},
+    kernel::{
+        fanotify::{Answer, Class, FanotifyError, Group, Waiting},
+        mounts,
+        proc::{Proc, ProcessId},
+    },
     look,
     model::{Act, ContainerEntry, Counts, IoAct, IoMode},
     node::Node,
@@ -86,6 +91,9 @@ fn number(errno: IoErrno) -> i32 {
 
 /// Calls that the kernel has asked about.
 struct Calls {
+    init: ProcessId,
+    /// The id of the mount that it asks about.
+    mount: u64,
     groups: Vec<Group>,
     act: IoAct,
     note: String,
@@ -111,9 +119,11 @@ struct Call {
 }
 
 pub(super) fn apply(container: &ContainerEntry, act: &IoAct) -> Result<Box<dyn Effect>, String> {
-    let (mount, _) = volume::open(container.init, &act.volume)?;
-    let (groups, note) = mark(mount.as_fd(), act)?;
+    let (opened, mount) = volume::open(container.init, &act.volume)?;
+    let (groups, note) = mark(opened.as_fd(), act)?;
     Ok(Box::new(Calls {
+        init: container.init,
+        mount: mount.id,
         groups,
         act: act.clone(),
         note,
@@ -219,6 +229,14 @@ impl Calls {
         delay.saturating_sub(jitter) + (jitter * 2).mul_f64(share)
     }
 
+    /// Whether the path still leads to what the kernel asks about. A container that ends is noticed
+    /// elsewhere.
+    fn is_mounted(&self) -> bool {
+        let mounts = mounts::of_process(&Proc::default(), self.init.pid).unwrap_or_default();
+        let shown = mounts::covering(&mounts, Path::new(&self.act.volume));
+        mounts.is_empty() || shown.is_some_and(|mount| mount.id == self.mount)
+    }
+
     fn answer(&self, call: &Call, answer: Answer) -> Result<(), String> {
         let answered = self.groups[call.group].answer(&call.waiting, answer);
         answered.map_err(|e| chain(&e))
@@ -247,6 +265,12 @@ impl Effect for Calls {
     }
 
     fn check(&mut self) -> Result<Counts, String> {
+        if !self.is_mounted() {
+            return Err(format!(
+                "{} is not what it was: somebody has changed the container's mounts",
+                self.act.volume
+            ));
+        }
         let count = |n: usize| u64::try_from(n).unwrap_or(u64::MAX);
         Ok(Counts::measured([
             ("asked", self.asked),

@@ -6,6 +6,7 @@ use crate::{
         netns::NetNs,
         nft::{Device, Family, OwnedTable, Role, Table},
         proc::Proc,
+        qdisc::Netem,
     },
     model::Counts,
     wire::NetworkTask,
@@ -23,7 +24,8 @@ const MAX_HELD: u64 = 512 << 20;
 struct Impairment {
     table: OwnedTable,
     route: RouteSocket,
-    queues: Vec<Device>,
+    /// With what each was found to do to packets.
+    queues: Vec<(Device, Netem)>,
     proof: String,
 }
 
@@ -46,7 +48,15 @@ pub(super) fn apply(task: NetworkTask) -> Result<Box<dyn Effect>, String> {
     if table.family() == Family::Inet {
         return reset::apply(&netns, &table);
     }
-    let route = RouteSocket::open(&netns).map_err(|e| chain(&e))?;
+    let mut route = RouteSocket::open(&netns).map_err(|e| chain(&e))?;
+    let with_netem = |queue: Device| {
+        let netem = route.netem(queue.index).map_err(|e| chain(&e))?;
+        Ok((queue, netem))
+    };
+    let queues = queues
+        .into_iter()
+        .map(with_netem)
+        .collect::<Result<_, String>>()?;
     let mut table = OwnedTable::install(&netns, &table).map_err(|e| chain(&e))?;
     let proof = table.verify().map_err(|e| chain(&e))?;
     Ok(Box::new(Impairment {
@@ -71,7 +81,14 @@ impl Effect for Impairment {
         self.table.verify().map_err(|e| chain(&e))?;
         let counters = self.table.counters().map_err(|e| chain(&e))?;
         let (mut dropped, mut held) = (Some(0), 0);
-        for queue in &self.queues {
+        for (queue, netem) in &self.queues {
+            let held_now = self.route.netem(queue.index).map_err(|e| chain(&e))?;
+            if held_now != *netem {
+                return Err(format!(
+                    "somebody has changed the impairment on {}",
+                    queue.name
+                ));
+            }
             let stats = self.route.qdisc_stats(queue.index).map_err(|e| chain(&e))?;
             let stats = stats.ok_or_else(|| format!("the impairment on {} is gone", queue.name))?;
             let full = stats

@@ -21,7 +21,7 @@ use windtunnel_agent::wire::{LEASE, Task, Up};
 use crate::injector::{Container, Injector};
 use crate::support::{NEVER, SOON, eventually};
 
-fn act(mode: IoMode) -> IoAct {
+pub(crate) fn act(mode: IoMode) -> IoAct {
     IoAct {
         volume: "/mnt/wt-io".to_owned(),
         open: true,

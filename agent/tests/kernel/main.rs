@@ -28,3 +28,4 @@ mod sweep;
 mod tables;
 mod together;
 mod update;
+mod vanished;

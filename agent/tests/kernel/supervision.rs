@@ -4,6 +4,8 @@
 use std::thread;
 use std::time::Instant;
 
+use windtunnel_agent::kernel::link::RouteSocket;
+use windtunnel_agent::kernel::qdisc::Netem;
 use windtunnel_agent::look::PATIENCE;
 
 use crate::agent::Agent;
@@ -32,16 +34,44 @@ fn delete(agent: &mut Agent, is_wanted: impl Fn(&str) -> bool) {
     }
 }
 
-#[test]
-fn an_effect_that_somebody_takes_away_is_interrupted() {
+/// The fault is ended where somebody changes its effect.
+fn changed(name: &str, change: impl Fn(&mut RouteSocket, u32)) {
     if !has_netem() {
         return;
     }
-    let mut agent = delayed("vanishes");
-    delete(&mut agent, |link| link.starts_with("wt"));
+    let mut agent = delayed(name);
+    let route = &mut agent.pod.network.route;
+    let links = route.links().unwrap().into_iter();
+    for link in links.filter(|link| link.name.starts_with("wt")) {
+        change(route, link.index);
+    }
     let told = agent.until("its end", |told| told["checked"] == true);
     let why = (told["state"].as_str(), told["reason"].as_str());
     assert_eq!(why, (Some("Interrupted"), Some("EffectVanished")), "{told}");
+}
+
+#[test]
+fn an_effect_that_somebody_takes_away_is_interrupted() {
+    changed("vanishes", |route, link| {
+        let links = route.links().unwrap().into_iter();
+        for link in links.filter(|other| other.index == link) {
+            assert!(route.delete(link.index, &name(&link.name)).unwrap());
+        }
+    });
+}
+
+#[test]
+fn an_impairment_that_somebody_takes_away_is_interrupted() {
+    changed("unimpaired", |route, link| {
+        assert!(route.delete_netem(link).unwrap());
+    });
+}
+
+#[test]
+fn an_impairment_that_somebody_changes_is_interrupted() {
+    changed("otherwise", |route, link| {
+        route.replace_netem(link, &Netem::new(1000)).unwrap();
+    });
 }
 
 #[test]
