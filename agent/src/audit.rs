@@ -11,7 +11,13 @@ use windtunnel_runtime::chain;
 
 use crate::{
     impair,
-    kernel::{cgroup, child, netns::NetNs, nft, proc::ProcessId},
+    kernel::{
+        cgroup::{self, CgroupError},
+        child,
+        netns::NetNs,
+        nft,
+        proc::ProcessId,
+    },
     model::{Entry, NetworkEntry, State},
     node::Node,
 };
@@ -92,15 +98,15 @@ pub(crate) fn names<'a>(entries: impl Iterator<Item = &'a Entry>) -> BTreeSet<St
 }
 
 /// Children of injectors that are dead, among the processes of a container.
-fn orphans(node: &Node, group: &Path) -> Vec<ProcessId> {
+fn orphans(node: &Node, group: &Path) -> Result<Vec<ProcessId>, CgroupError> {
     let proc = &node.settings.places.proc;
-    let mut all = cgroup::processes(proc, group).unwrap_or_default();
+    let mut all = cgroup::processes(proc, group)?;
     all.retain(|process| {
         let parent = || proc.parent(process.pid);
         child::is_one(proc, process.pid)
             && parent().is_none_or(|parent| !node.supervisor.is_injector(parent))
     });
-    all
+    Ok(all)
 }
 
 /// Whether something is still dying with its injector, this fault's or another's that ended at the same
@@ -108,8 +114,9 @@ fn orphans(node: &Node, group: &Path) -> Vec<ProcessId> {
 pub(crate) fn is_dying(node: &Node, entry: &Entry) -> bool {
     let proc = &node.settings.places.proc;
     entry.container().is_some_and(|container| {
-        let mut all = orphans(node, &container.cgroup).into_iter();
-        all.any(|process| proc.is_dying(process.pid))
+        // What cannot be read is residue, which the check finds.
+        let all = orphans(node, &container.cgroup).unwrap_or_default();
+        all.iter().any(|process| proc.is_dying(process.pid))
     })
 }
 
@@ -117,7 +124,14 @@ pub(crate) fn is_dying(node: &Node, entry: &Entry) -> bool {
 /// injectors get no sign of life.
 fn children(node: &Node, group: &Path, patience: Duration) -> Vec<Residue> {
     let proc = &node.settings.places.proc;
-    let killed: Vec<_> = orphans(node, group)
+    let orphans = match orphans(node, group) {
+        Ok(orphans) => orphans,
+        Err(error) => {
+            let group = group.display().to_string();
+            return vec![residue(ResidueKind::Process, group, Err(chain(&error)))];
+        }
+    };
+    let killed: Vec<_> = orphans
         .into_iter()
         .map(|process| (process, proc.kill(process)))
         .collect();

@@ -29,12 +29,16 @@ use crate::{
     kernel::proc::ProcError,
     model::State,
     node::{self, Node},
+    replay,
 };
 
 /// The longest that the thread waits: injectors need their sign of life.
 const LONGEST_WAIT: Duration = Duration::from_millis(500);
 /// After which time a step that failed, or changed nothing, is tried again.
 const RETRY: Duration = Duration::from_millis(200);
+/// How long packets may wait in queues that are removed at the end, with what is left of them then; the
+/// chart gives an agent 5 s to end.
+const LEAVE: Duration = Duration::from_secs(3);
 /// The most passes in a row without waiting.
 const PASSES: usize = 16;
 
@@ -92,7 +96,7 @@ impl Controller {
         }
     }
 
-    /// Runs until `shutdown`, then ends every injector by ending.
+    /// Runs until `shutdown`, then takes everything back.
     ///
     /// # Errors
     /// [`ControlError`] where it cannot go on; injectors die with the process.
@@ -112,6 +116,10 @@ impl Controller {
             self.pulse.beat();
             self.wait(wait)?;
         }
+        let now = node::now()?;
+        // A clock that cannot be read has ended all.
+        let clock = || node::now().unwrap_or(now);
+        replay::leave(&mut self.node, clock, now.boot + LEAVE);
         Ok(())
     }
 
@@ -150,7 +158,13 @@ impl Controller {
         api::drain(&self.lines.wake);
         self.lines.urgent.store(false, Ordering::Relaxed);
         while let Ok(news) = self.lines.news.try_recv() {
+            let is_stop = matches!(news, News::Stop(true));
             self.hear(news);
+            if is_stop {
+                // It ends what there is, also where it is over again by now.
+                let _ = self.lines.wake.write(1);
+                break;
+            }
         }
         let now = node::now()?;
         self.node.supervisor.beat(now.boot);

@@ -1,19 +1,23 @@
-//! What an agent does first: it ends what the agent before it had begun. Nothing is re-injected.
+//! What an agent does first: it ends what the agent before it had begun. Nothing is re-injected. And
+//! what it does last, since it does not know of any agent after it.
 
-use std::time::Duration;
+use std::{thread, time::Duration};
 
 use windtunnel_crds::{injection::TargetState, residue::ReclaimedBy};
 use windtunnel_runtime::chain;
 
 use crate::{
-    act::ActError,
-    decide::{Now, RESTARTED},
+    act::{self, ActError},
+    decide::{Decision, Now, RESTARTED, Step},
+    impair,
     kernel::proc::{ProcError, ProcessId},
-    model::{Counts, Ended, Entry, State},
+    model::{Counts, Ended, Entry, Key, State},
     node::Node,
     prepare,
 };
 
+/// Between two looks at what is not empty yet.
+const PAUSE: Duration = Duration::from_millis(20);
 /// How long a killed injector may take to be gone.
 const KILLED: Duration = Duration::from_secs(2);
 
@@ -21,6 +25,54 @@ const KILLED: Duration = Duration::from_secs(2);
 /// by the passes that follow.
 pub fn replay(node: &mut Node, now: Now) {
     check_anew(node, now);
+    take_back(node, now, None);
+}
+
+/// Ends what this agent has begun, and removes what is inert by then: nobody else may. Returns by
+/// `until`, on the boot clock, or soon after.
+pub fn leave(node: &mut Node, clock: impl Fn() -> Now, until: Duration) {
+    let live: Vec<Key> = node.supervisor.live().into_keys().collect();
+    for key in live {
+        // What cannot be killed here dies with this process.
+        if let Err(error) = node.supervisor.kill(&key) {
+            tracing::warn!(error = chain(&error), ?key, "cannot end an injector");
+        }
+    }
+    take_back(node, clock(), Some(ReclaimedBy::Agent));
+    loop {
+        let entries = node.journal.entries().values();
+        let unchecked = entries.filter(|e| e.ended().is_some_and(|ended| ended.checked.is_none()));
+        let unchecked: Vec<Entry> = unchecked.cloned().collect();
+        let is_last = clock().boot >= until;
+        if is_last {
+            // What waits in a queue goes with it.
+            for entry in &unchecked {
+                if let (Ok(Some(netns)), Some(network)) = (act::netns(node, entry), entry.network())
+                {
+                    // The check says what is left.
+                    let _ = impair::remove(&netns, &network.detours, true);
+                }
+            }
+        }
+        let steps: Vec<Step> = unchecked
+            .into_iter()
+            .map(|entry| Step::Clean { key: entry.key })
+            .collect();
+        let is_done = is_last || steps.is_empty();
+        let decision = Decision {
+            steps,
+            wake_at: None,
+        };
+        act::act(node, decision, &clock);
+        if is_done {
+            return;
+        }
+        thread::sleep(PAUSE);
+    }
+}
+
+/// Ends every entry that is not ended, by whom is said where the journal alone does not tell.
+fn take_back(node: &mut Node, now: Now, by: Option<ReclaimedBy>) {
     let open: Vec<Entry> = node
         .journal
         .entries()
@@ -38,8 +90,10 @@ pub fn replay(node: &mut Node, now: Now) {
         let Some(entry) = node.journal.entries().get(&key).cloned() else {
             continue;
         };
-        node.metrics.journal_replays.inc();
-        if let Err(error) = end(node, entry, now) {
+        if by.is_none() {
+            node.metrics.journal_replays.inc();
+        }
+        if let Err(error) = end(node, entry, now, by) {
             tracing::warn!(error = chain(&error), ?key, "cannot take back a fault");
         }
     }
@@ -61,13 +115,19 @@ fn check_anew(node: &mut Node, now: Now) {
     }
 }
 
-fn end(node: &mut Node, mut entry: Entry, now: Now) -> Result<(), ActError> {
+fn end(
+    node: &mut Node,
+    mut entry: Entry,
+    now: Now,
+    by: Option<ReclaimedBy>,
+) -> Result<(), ActError> {
     let is_same_boot = entry.boot_id == node.boot_id;
     let killed = match entry.injector() {
         Some(process) if is_same_boot => kill(node, process)?,
         _ => false,
     };
-    let ended = outlived(&entry, &node.boot_id, killed, now);
+    let mut ended = outlived(&entry, &node.boot_id, killed, now);
+    ended.reclaimed_by = ended.reclaimed_by.map(|found| by.unwrap_or(found));
     node.metrics.count_end(&ended);
     entry.state = State::Ended(ended);
     node.journal.note(entry);

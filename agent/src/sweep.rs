@@ -45,7 +45,10 @@ pub fn sweep(node: &mut Node, now: Now) {
     if let Err(error) = namespaces(node, &mut found) {
         found.doubt(chain(&error));
     }
-    let Found { residue, unread } = found;
+    let Found {
+        mut residue,
+        unread,
+    } = found;
     let before = node.sweep.take().map(|s| s.residue).unwrap_or_default();
     node.metrics.count_residue(&residue, &before);
     for residue in &residue {
@@ -53,6 +56,12 @@ pub fn sweep(node: &mut Node, now: Now) {
     }
     if let Some(unread) = &unread {
         tracing::warn!(unread, "the node could not be looked at as a whole");
+    }
+    if unread.is_some() {
+        // What was there may be where nobody could look.
+        let is_again = |before: &&Residue| residue.iter().any(|found| found.is_same(before));
+        let kept: Vec<Residue> = before.iter().filter(|b| !is_again(b)).cloned().collect();
+        residue.extend(kept);
     }
     node.sweep = Some(Sweep {
         at: now.wall,
@@ -77,28 +86,29 @@ fn processes(node: &Node, found: &mut Found) -> Result<(), ProcError> {
         let Some(process) = proc.identify(pid)?.filter(|_| is_orphan(pid)) else {
             continue;
         };
-        let result = match proc.open(process) {
-            Ok(None) => continue,
-            Ok(Some(handle)) => {
-                let result = handle.kill();
-                killed.push(handle);
-                result
+        let result = proc.open(process).and_then(|opened| {
+            if let Some(handle) = &opened {
+                handle.kill()?;
             }
-            Err(error) => Err(error),
-        };
-        found.residue.push(audit::residue(
-            ResidueKind::Process,
-            pid.to_string(),
-            result.map_err(|e| chain(&e)),
-        ));
+            Ok(opened)
+        });
+        match result {
+            Ok(None) => {}
+            Ok(Some(handle)) => killed.push((pid, Ok(handle))),
+            Err(error) => killed.push((pid, Err(error))),
+        }
     }
     // Living injectors get no sign of life meanwhile: all of them end in one time.
     let until = Instant::now() + KILLED;
-    for handle in killed {
-        if !handle.ends_within(until.saturating_duration_since(Instant::now()))? {
-            let process = handle.process().pid;
-            found.doubt(format!("process {process} does not end"));
-        }
+    for (pid, handle) in killed {
+        let left = until.saturating_duration_since(Instant::now());
+        let ended = match handle.and_then(|handle| handle.ends_within(left)) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err("it was killed, and does not end".to_owned()),
+            Err(error) => Err(chain(&error)),
+        };
+        let residue = audit::residue(ResidueKind::Process, pid.to_string(), ended);
+        found.residue.push(residue);
     }
     Ok(())
 }

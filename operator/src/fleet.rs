@@ -2,7 +2,7 @@
 //! clock, from when a heartbeat was last seen to change.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -64,6 +64,14 @@ impl Tracker {
     /// An agent's object is gone.
     pub(crate) fn forget(&self, node: &str) {
         self.lock().remove(node);
+    }
+
+    /// All objects of agents were listed: others are gone, and are forgotten. Returns those.
+    pub(crate) fn keep(&self, listed: &BTreeSet<String>) -> Vec<String> {
+        let is_gone = |node: &String, _: &mut Record| !listed.contains(node);
+        let mut records = self.lock();
+        let gone = records.extract_if(.., is_gone);
+        gone.map(|(node, _)| node).collect()
     }
 
     /// The nodes whose agents fell silent since this was last asked.
@@ -155,6 +163,21 @@ mod tests {
             ..NodeAgentStatus::default()
         });
         agent
+    }
+
+    /// Its deletion fell between two watches.
+    #[test]
+    fn an_agent_that_is_not_listed_any_more_is_forgotten() {
+        let tracker = Tracker::default();
+        tracker.see(agent(1), Instant::now());
+        assert!(
+            tracker
+                .keep(&BTreeSet::from(["node1".to_owned()]))
+                .is_empty()
+        );
+        assert_eq!(tracker.nodes(), ["node1"]);
+        assert_eq!(tracker.keep(&BTreeSet::new()), ["node1"]);
+        assert!(tracker.nodes().is_empty());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Watches of what passes are made for: what changed, and whose experiments must be looked at.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -69,6 +69,7 @@ pub(crate) async fn watch_agents(ctx: Arc<Ctx>, triggers: Triggers, guard: Guard
         Api::namespaced(ctx.client.clone(), &ctx.policy.release_namespace);
     let mut guard = Some(guard);
     let mut events = watcher(api, watching()).backoff(Steady).boxed();
+    let mut listed = BTreeSet::new();
     let mut checks = interval(FLEET_CHECK);
     checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let tell = |node: &str| {
@@ -87,9 +88,10 @@ pub(crate) async fn watch_agents(ctx: Arc<Ctx>, triggers: Triggers, guard: Guard
             _ = checks.tick() => ctx.fleet.fallen_silent(Instant::now()).iter().for_each(|node| tell(node)),
             event = events.next() => match event {
                 Some(Ok(watcher::Event::Apply(agent) | watcher::Event::InitApply(agent))) => {
+                    let node = agent.name_any();
+                    listed.insert(node.clone());
                     match agent.0 {
                         Ok(agent) => {
-                            let node = agent.name_any();
                             if ctx.fleet.see(agent, Instant::now()) {
                                 tell(&node);
                             }
@@ -102,8 +104,11 @@ pub(crate) async fn watch_agents(ctx: Arc<Ctx>, triggers: Triggers, guard: Guard
                     ctx.fleet.forget(&node);
                     tell(&node);
                 }
-                Some(Ok(watcher::Event::InitDone)) => drop(guard.take()),
-                Some(Ok(watcher::Event::Init)) => {}
+                Some(Ok(watcher::Event::InitDone)) => {
+                    ctx.fleet.keep(&listed).iter().for_each(|node| tell(node));
+                    drop(guard.take());
+                }
+                Some(Ok(watcher::Event::Init)) => listed.clear(),
                 Some(Err(error)) => tracing::warn!(%error, "the watch of node agents was interrupted"),
                 None => return "the watch of node agents",
             },

@@ -293,14 +293,21 @@ impl Agent {
     }
 }
 
-impl Drop for Agent {
-    fn drop(&mut self) {
+impl Agent {
+    /// Has it end, as SIGTERM does.
+    pub(crate) fn end(&mut self) {
         self.shutdown.cancel();
         let _ = self.wake.write(1);
         if let Some(thread) = self.thread.take() {
             let ended = thread.join();
             assert!(ended.is_ok() || thread::panicking());
         }
+    }
+}
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 

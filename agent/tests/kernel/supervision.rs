@@ -9,7 +9,7 @@ use windtunnel_agent::kernel::qdisc::Netem;
 use windtunnel_agent::look::PATIENCE;
 
 use crate::agent::Agent;
-use crate::support::{has_netem, name};
+use crate::support::{SOON, V4, has_netem, name};
 
 const DELAY: &str = r#"{"network": {
     "impairment": {"delay": {"latency": "100ms"}}, "direction": "Both", "spare": ["ClusterDNS"]
@@ -17,7 +17,11 @@ const DELAY: &str = r#"{"network": {
 
 /// An agent with a delay in place on its pod.
 fn delayed(name: &str) -> Agent {
-    let mut agent = Agent::new(name, &[DELAY]);
+    faulty(name, DELAY)
+}
+
+fn faulty(name: &str, fault: &str) -> Agent {
+    let mut agent = Agent::new(name, &[fault]);
     agent.begin();
     agent.until("prepared", |told| told["phase"] == "Prepared");
     agent.start();
@@ -85,6 +89,27 @@ fn a_pod_whose_links_go_with_it_is_gone() {
     let told = agent.until("its end", |told| told["checked"] == true);
     let why = (told["state"].as_str(), told["reason"].as_str());
     assert_eq!(why, (Some("Gone"), Some("TargetGone")), "{told}");
+}
+
+/// Whoever takes an agent away may bring no other.
+#[test]
+fn an_agent_that_ends_leaves_nothing() {
+    if !has_netem() {
+        return;
+    }
+    for fault in [DELAY, &DELAY.replace("100ms", "30s")] {
+        let mut agent = faulty("leaves", fault);
+        agent.pod.network.flow(V4[1], 0).send_out();
+        let begun = Instant::now();
+        agent.end();
+        assert!(begun.elapsed() < SOON, "{:?}", begun.elapsed());
+        let links = agent.pod.network.route.links().unwrap();
+        let ours = links.iter().filter(|link| link.name.starts_with("wt"));
+        assert_eq!(ours.count(), 0, "{links:?}");
+        let ended = &agent.journal.entries()[0]["state"]["Ended"];
+        assert_eq!(ended["reclaimed_by"], "Agent", "{ended}");
+        assert!(ended["checked"].is_array(), "{ended}");
+    }
 }
 
 /// An abort, or the emergency stop, comes before what is waited for.

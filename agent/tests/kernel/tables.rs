@@ -123,10 +123,8 @@ fn tables_of_other_owners_are_listed_and_cannot_be_deleted() {
 
     assert_eq!(refusal(delete_table(&pair.pod, TABLE)), Some(Errno::EPERM));
     delete_table(&pair.pod, "wt-left").unwrap();
-    assert_eq!(
-        refusal(delete_table(&pair.pod, "wt-left")),
-        Some(Errno::ENOENT)
-    );
+    // Somebody else may have deleted it first.
+    delete_table(&pair.pod, "wt-left").unwrap();
     assert_eq!(list_tables(&pair.pod, "wt-left").unwrap(), []);
     owned.verify().unwrap();
 }

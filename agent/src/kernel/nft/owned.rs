@@ -206,21 +206,19 @@ pub fn list_tables(netns: &NetNs, prefix: &str) -> Result<Vec<TableInfo>, NftErr
     Ok(tables)
 }
 
-/// Deletes a table that no one owns.
+/// Deletes a table that no one owns, if there is one.
 ///
 /// # Errors
-/// `EPERM` when a socket owns it: only that one's end removes it. `ENOENT` when there is none.
+/// `EPERM` when a socket owns it: only that one's end removes it.
 pub fn delete_table(netns: &NetNs, name: &str) -> Result<(), NftError> {
     let mut socket = Socket::open(netns, socket::Family::Netfilter)?;
-    let mut deleted = Ok(());
     for family in Family::ALL {
-        deleted = socket.transact(vec![encode::delete_table(At { family, name })]);
-        match &deleted {
+        match socket.transact(vec![encode::delete_table(At { family, name })]) {
             Err(NetlinkError::Refused { reason, .. }) if reason.errno == Errno::ENOENT => {}
-            _ => break,
+            deleted => return Ok(deleted?),
         }
     }
-    Ok(deleted?)
+    Ok(())
 }
 
 fn counted(chain: &Chain) -> impl Iterator<Item = (Role, &str)> {
