@@ -189,6 +189,8 @@ fn kill(node: &Node, process: ProcessId) -> Result<bool, ProcError> {
 
 #[cfg(test)]
 mod tests {
+    use std::{path::Path, process::Command};
+
     use jiff::Timestamp;
 
     use super::*;
@@ -196,6 +198,20 @@ mod tests {
         journal::Journal, kernel::proc::Proc, metrics::Metrics, node::Settings, targets::Places,
         testing::container_entry,
     };
+
+    /// The agent that comes after the one of a journal.
+    fn node(journal: &Path) -> Node {
+        let settings = Settings {
+            places: Places {
+                proc: Proc::default(),
+                cgroups: "/nowhere".into(),
+                pod_logs: "/nowhere".into(),
+            },
+            grace: Duration::from_secs(30),
+            fill_node_disk: false,
+        };
+        Node::new(settings, journal, Metrics::new().0).unwrap()
+    }
 
     #[test]
     fn what_had_ended_before_a_reboot_is_checked_anew() {
@@ -214,19 +230,35 @@ mod tests {
             let (mut journal, _) = Journal::open(directory.path()).unwrap();
             journal.write(entry.clone()).unwrap();
             drop(journal);
-            let settings = Settings {
-                places: Places {
-                    proc: Proc::default(),
-                    cgroups: "/nowhere".into(),
-                    pod_logs: "/nowhere".into(),
-                },
-                grace: Duration::from_secs(30),
-                fill_node_disk: false,
-            };
-            let node = Node::new(settings, directory.path(), Metrics::new().0).unwrap();
+            let node = node(directory.path());
             let ended = node.journal.entries()[&entry.key].ended().unwrap();
             assert_eq!(ended.checked.is_some(), is_checked, "{boot_id}");
             assert_eq!(ended.ended_at < late.boot, !is_checked, "{boot_id}");
+        }
+    }
+
+    /// What the journal names may have ended, and its number may be another's by now.
+    #[test]
+    fn an_injector_that_is_alive_is_killed_and_nobody_else() {
+        for (is_it, reclaimed) in [(true, ReclaimedBy::Journal), (false, ReclaimedBy::Kernel)] {
+            let directory = tempfile::tempdir().unwrap();
+            let mut child = Command::new("sleep").arg("600").spawn().unwrap();
+            let pid = i32::try_from(child.id()).unwrap();
+            let mut injector = Proc::default().identify(pid).unwrap().unwrap();
+            injector.start_time += u64::from(!is_it);
+            let mut entry = container_entry("a");
+            entry.boot_id = Proc::default().boot_id().unwrap();
+            entry.state = State::Injecting { injector };
+            let (mut journal, _) = Journal::open(directory.path()).unwrap();
+            journal.write(entry.clone()).unwrap();
+            drop(journal);
+            let node = node(directory.path());
+            let ended = node.journal.entries()[&entry.key].ended().unwrap();
+            assert_eq!(ended.reclaimed_by, Some(reclaimed));
+            assert_eq!(ended.outcome, TargetState::Interrupted);
+            assert_eq!(child.try_wait().unwrap().is_some(), is_it);
+            child.kill().unwrap();
+            child.wait().unwrap();
         }
     }
 }

@@ -183,6 +183,19 @@ impl Agent {
         Self::running(name, faults, "")
     }
 
+    /// The same, and it keeps faults for so long without a control plane; what has ended is checked
+    /// again after as long.
+    pub(crate) fn hasty(name: &str, faults: &[&str], grace: Duration) -> Self {
+        let mut agent = Self::with((name, faults), "", grace);
+        agent.injection.spec.recheck_after = grace.into();
+        agent
+    }
+
+    /// The same, and its injectors say nothing.
+    pub(crate) fn mute(name: &str, faults: &[&str]) -> Self {
+        Self::running(name, faults, "[ $1 != inject ] || exec sleep 600")
+    }
+
     /// The same, and whatever it looks at does not answer.
     pub(crate) fn unanswered(name: &str, faults: &[&str]) -> Self {
         let first = "[ $1 != look ] || { echo look >> $starts; exec sleep 600; }";
@@ -190,13 +203,17 @@ impl Agent {
     }
 
     fn running(name: &str, faults: &[&str], first: &str) -> Self {
+        Self::with((name, faults), first, Duration::from_mins(10))
+    }
+
+    fn with((name, faults): (&str, &[&str]), first: &str, grace: Duration) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let pod = Pod::new(name);
         let journal = Place::new(directory.path().join("journal"));
         let starts = directory.path().join("starts");
         let supervisor = Supervisor::new(counted(directory.path(), &starts, first));
         let node = Node::new(
-            settings(directory.path(), &pod),
+            settings(directory.path(), &pod, grace),
             &journal.0,
             Metrics::new().0,
         );
@@ -242,9 +259,22 @@ impl Agent {
 
     /// Tells it of the injection, and that everything else is in order.
     pub(crate) fn begin(&self) {
-        let (at, now) = (boottime().unwrap(), Timestamp::now());
         self.tell(News::Stop(false));
+        self.list();
+        self.lead();
+        let all = BTreeMap::from([(UID.to_owned(), self.injection.clone())]);
+        self.tell(News::Listed(all));
+    }
+
+    /// Tells it that its injections can be read.
+    pub(crate) fn list(&self) {
+        let at = boottime().unwrap();
         self.tell(News::Listable { at });
+    }
+
+    /// Tells it that the operator has renewed its lease.
+    pub(crate) fn lead(&self) {
+        let (at, now) = (boottime().unwrap(), Timestamp::now());
         self.tell(News::Lease(Sighting {
             holder: "operator".to_owned(),
             renewed: now,
@@ -252,8 +282,6 @@ impl Agent {
             at,
             is_live: true,
         }));
-        let all = BTreeMap::from([(UID.to_owned(), self.injection.clone())]);
-        self.tell(News::Listed(all));
     }
 
     pub(crate) fn start(&mut self) {
@@ -268,9 +296,20 @@ impl Agent {
 
     /// The first report that says what is waited for, in short, as JSON.
     pub(crate) fn until(&mut self, what: &str, is_it: impl Fn(&Value) -> bool) -> Value {
+        self.until_with(what, is_it, |_| {})
+    }
+
+    /// The same, while something is done again and again.
+    pub(crate) fn until_with(
+        &mut self,
+        what: &str,
+        is_it: impl Fn(&Value) -> bool,
+        meanwhile: impl Fn(&Self),
+    ) -> Value {
         let start = Instant::now();
         let mut last = Value::Null;
         while start.elapsed() < 4 * SOON {
+            meanwhile(self);
             match self.reports.try_recv() {
                 Ok(report) => {
                     last = told(&report.status);
@@ -320,7 +359,10 @@ fn told(status: &NodeInjectionStatus) -> Value {
         "state": target.state,
         "reason": target.reason,
         "message": target.message,
+        "by": target.reclaimed_by,
         "checked": status.audit.as_ref().is_some_and(|audit| audit.checked_at.is_some()),
+        "rechecked": status.audit.as_ref().is_some_and(|audit| audit.rechecked_at.is_some()),
+        "residue": status.audit.as_ref().map(|audit| &audit.residue),
     })
 }
 
@@ -338,7 +380,7 @@ fn counted(directory: &Path, starts: &Path, first: &str) -> PathBuf {
 }
 
 /// The agent's node has no other processes than the pod's.
-fn settings(directory: &Path, pod: &Pod) -> Settings {
+fn settings(directory: &Path, pod: &Pod, grace: Duration) -> Settings {
     let (proc, logs) = (directory.join("proc"), directory.join("logs"));
     fs::create_dir(&proc).unwrap();
     for name in [&pod.pid().to_string(), "1", "sys"] {
@@ -352,7 +394,7 @@ fn settings(directory: &Path, pod: &Pod) -> Settings {
             cgroups: CGROUPS.into(),
             pod_logs: logs,
         },
-        grace: Duration::from_mins(10),
+        grace,
         fill_node_disk: false,
     }
 }

@@ -16,6 +16,7 @@ mod faults;
 mod injector;
 mod io;
 mod journal;
+mod layers;
 mod lease;
 mod links;
 mod memory;
