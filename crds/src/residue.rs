@@ -1,5 +1,7 @@
 //! What an audit finds: something of ours that should not exist any more.
 
+use std::fmt;
+
 use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -55,6 +57,18 @@ pub enum ResidueKind {
     Process,
     /// An entry of the agent's journal that cannot be read.
     JournalEntry,
+}
+
+impl fmt::Display for ReclaimedBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Agent => "Agent",
+            Self::Kernel => "Kernel",
+            Self::InjectorLease => "InjectorLease",
+            Self::Journal => "Journal",
+            Self::Deadline => "Deadline",
+        })
+    }
 }
 
 /// What took a fault back.

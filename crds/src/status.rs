@@ -231,6 +231,11 @@ pub struct Cleanup {
     /// What was found, and what became of it. Empty: the nodes are as they were.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub residue: Vec<Residue>,
+    /// What took the faults back, and on how many targets: Agent (at the end of its time, or as it
+    /// was told), Kernel (their injector had died), InjectorLease (their agent was silent), Journal
+    /// (by the agent after theirs), Deadline (by the injector's own clock).
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub reclaimed_by: BTreeMap<String, u32>,
     /// The nodes that were not heard of until the end, and not since. By the bounds of agent and
     /// kernel nothing is in place there, but nobody has looked.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -1,12 +1,14 @@
 //! What the nodes were found to be left with after the end, and whether they are clean.
 
+use std::collections::BTreeMap;
+
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use windtunnel_crds::{
     ChaosExperimentStatus, NodeInjection,
     conditions::{ConditionStatus as Is, ConditionType, condition, set_condition},
     injection::{Audit, InjectionPhase},
-    residue::Residue,
+    residue::{ReclaimedBy, Residue},
     status::Cleanup,
 };
 
@@ -69,6 +71,22 @@ pub(crate) fn check(observed: &Observed, status: &mut ChaosExperimentStatus, now
     );
 }
 
+/// Notes what took the faults back. Counts only grow: they are of what was once reported.
+pub(crate) fn note_reclaimed(
+    by: impl Iterator<Item = ReclaimedBy>,
+    status: &mut ChaosExperimentStatus,
+) {
+    let mut now: BTreeMap<String, u32> = BTreeMap::new();
+    for by in by {
+        *now.entry(by.to_string()).or_default() += 1;
+    }
+    for (by, count) in now {
+        let cleanup = status.cleanup.get_or_insert_default();
+        let told = cleanup.reclaimed_by.entry(by).or_default();
+        *told = count.max(*told);
+    }
+}
+
 /// A node was not heard of until the end, and has not reported since.
 pub(crate) fn is_doubted(status: &ChaosExperimentStatus) -> bool {
     let cleanup = status.cleanup.as_ref();
@@ -129,6 +147,7 @@ fn found(injections: &[NodeInjection], before: Option<&Cleanup>) -> Cleanup {
         rechecked_at: latest(|a| a.rechecked_at.as_ref(), told.rechecked_at),
         residue,
         not_reported,
+        reclaimed_by: told.reclaimed_by,
     }
 }
 

@@ -67,6 +67,24 @@ fn residue_outlives_the_injection_that_told_it() {
     }
 }
 
+/// Also when those who said so are gone.
+#[test]
+fn what_took_the_faults_back_is_counted() {
+    let mut sim = running();
+    sim.advance(seconds(60));
+    sim.report("node1", I::Recovered, T::Recovered);
+    for reclaimed in [1, 2, 2] {
+        sim.settle();
+        let told = sim.status().cleanup.unwrap().reclaimed_by;
+        assert_eq!(told, [("Agent".to_owned(), reclaimed)].into());
+        sim.report("node2", I::Recovered, T::Recovered);
+    }
+    sim.observed.injections.clear();
+    sim.advance(seconds(600));
+    sim.settle();
+    assert_eq!(sim.status().cleanup.unwrap().reclaimed_by["Agent"], 2);
+}
+
 /// It may be heard of again until it is late.
 #[test]
 fn residue_outlives_the_node_that_told_it() {

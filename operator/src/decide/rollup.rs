@@ -79,6 +79,8 @@ pub(crate) fn roll_up(observed: &Observed, status: &mut ChaosExperimentStatus, n
             count(observed, part, fault);
         }
     }
+    let targets = parts.iter().flat_map(|part| &part.targets);
+    cleanup::note_reclaimed(targets.filter_map(|t| t.status()?.reclaimed_by), status);
     let faults = status.faults.clone();
     let generation = observed.experiment.metadata.generation;
     let mut set =

@@ -12,6 +12,7 @@ use windtunnel_crds::{
     fault::Target,
     injection::{Audit, InjectionPhase, NodeContainer, TargetState, TargetStatus},
     names::FINALIZER,
+    residue::ReclaimedBy,
     status::{FaultStatus, Phase},
 };
 
@@ -425,7 +426,7 @@ impl Sim {
                     injected_at: injected.or((state == TargetState::Injected).then(|| now.clone())),
                     reverted_at: state.is_final().then(|| now.clone()),
                     interrupted_at: None,
-                    reclaimed_by: None,
+                    reclaimed_by: state.is_final().then_some(ReclaimedBy::Agent),
                     matched_packets: (state == TargetState::Injected).then_some(7),
                     queue_drops: None,
                     effect: BTreeMap::new(),
