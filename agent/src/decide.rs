@@ -83,6 +83,8 @@ pub struct Observed {
     pub unwritten: BTreeMap<Key, Unwritten>,
     /// Targets whose pod has had no process for [`DESERTED`].
     pub deserted: Vec<Key>,
+    /// Targets that were found to be gone, and whose pod has processes again.
+    pub revived: Vec<Key>,
     /// What Prepare found, by uid of the injection.
     pub preparations: BTreeMap<String, Preparation>,
     /// What was last reported, by uid of the injection, and what waits since when.

@@ -5,7 +5,7 @@ use thiserror::Error;
 
 use crate::{
     kernel::{
-        link::{LinkError, LinkName, RouteSocket},
+        link::{Link, LinkError, LinkName, RouteSocket},
         netns::{NetNs, NetNsError},
         nft::{self, Device, NftError, OwnedTable},
         qdisc::QdiscError,
@@ -14,6 +14,8 @@ use crate::{
     network::{self, LINK_PREFIX, TABLE_PREFIX},
 };
 
+/// The kind of links that are made for faults.
+const IFB: &str = "ifb";
 /// Kinds of links that faults were tested on.
 const TESTED: [&str; 1] = ["veth"];
 
@@ -144,17 +146,14 @@ pub fn remove(netns: &NetNs, detours: &[Detour], even_full: bool) -> Result<bool
     let mut route = RouteSocket::open(netns)?;
     let (mut is_gone, mut first) = (true, None);
     for detour in detours {
-        let result = match route.link_named(&detour.ifb) {
+        let result = match find(&mut route, detour) {
             Ok(None) => Ok(()),
             Ok(Some(link)) if !even_full && holds_packets(&mut route, link.index) => {
                 is_gone = false;
                 Ok(())
             }
-            Ok(Some(link)) => route
-                .delete(link.index, &detour.ifb)
-                .map(drop)
-                .map_err(ImpairError::from),
-            Err(error) => Err(error.into()),
+            Ok(Some(link)) => delete(&mut route, &link),
+            Err(error) => Err(error),
         };
         if let Err(error) = result {
             is_gone = false;
@@ -178,9 +177,21 @@ pub fn remove_named(netns: &NetNs, name: &str) -> Result<(), ImpairError> {
 }
 
 fn remove_one(route: &mut RouteSocket, detour: &Detour) -> Result<(), ImpairError> {
-    if let Some(link) = route.link_named(&detour.ifb)? {
-        route.delete(link.index, &detour.ifb)?;
+    find(route, detour)?.map_or(Ok(()), |link| delete(route, &link))
+}
+
+/// The ifb of a detour, whatever it is called by now: a namespace gives no index twice until it has
+/// given them all.
+fn find(route: &mut RouteSocket, detour: &Detour) -> Result<Option<Link>, ImpairError> {
+    let mut found = route.link_named(&detour.ifb)?;
+    if let (None, Some(index)) = (&found, detour.ifb_index) {
+        found = route.link(index)?;
     }
+    Ok(found.filter(|link| link.kind == IFB))
+}
+
+fn delete(route: &mut RouteSocket, link: &Link) -> Result<(), ImpairError> {
+    route.delete(link.index, &LinkName::new(&*link.name)?)?;
     Ok(())
 }
 
@@ -204,7 +215,7 @@ pub fn marked(netns: &NetNs) -> Result<(Vec<String>, Vec<String>), ImpairError> 
             .collect(),
         links
             .into_iter()
-            .filter(|l| l.kind == "ifb" && network::is_ifb_name(&l.name))
+            .filter(|l| l.kind == IFB && network::is_ifb_name(&l.name))
             .map(|l| l.name)
             .collect(),
     ))

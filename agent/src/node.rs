@@ -11,7 +11,7 @@ use std::{
 use jiff::Timestamp;
 use windtunnel_crds::{
     NodeInjection,
-    injection::NodeKind,
+    injection::{NodeKind, TargetState},
     node_agent::Capability,
     residue::{Residue, ResidueKind, has_left},
 };
@@ -107,6 +107,8 @@ pub struct Node {
     addresses: Vec<IpAddr>,
     /// Since when targets have had no process, on the boot clock.
     deserted: BTreeMap<Key, Duration>,
+    /// Targets that were found to be gone, and whose pod has processes again.
+    revived: Vec<Key>,
     looked_at: Option<Duration>,
 }
 
@@ -145,6 +147,7 @@ impl Node {
             capabilities: Vec::new(),
             addresses: Vec::new(),
             deserted: BTreeMap::new(),
+            revived: Vec::new(),
             looked_at: None,
         };
         replay::replay(&mut node, now()?);
@@ -231,6 +234,12 @@ impl Node {
                 Err(error) => tracing::warn!(%error, "cannot read the node's addresses"),
             }
         }
+        let gone = self.journal.entries().values().filter(|e| {
+            let is_gone = e.ended().is_some_and(|e| e.outcome == TargetState::Gone);
+            is_gone && e.window.is_some_and(|window| now < window.end)
+        });
+        let revived = gone.filter(|e| !is_deserted(&e.pod_cgroup));
+        self.revived = revived.map(|e| e.key.clone()).collect();
         self.deserted.retain(|key, _| empty.contains(key));
         for key in empty {
             self.deserted.entry(key).or_insert(now);
@@ -278,6 +287,7 @@ impl Node {
                 .filter(|(_, since)| now >= **since + crate::decide::DESERTED)
                 .map(|(key, _)| key.clone())
                 .collect(),
+            revived: self.revived.clone(),
             preparations: self.preparations.clone(),
             reports: self.reports.clone(),
             node_addresses: self.addresses.clone(),

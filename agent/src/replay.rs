@@ -9,7 +9,7 @@ use windtunnel_runtime::chain;
 use crate::{
     act::{self, ActError},
     decide::{Decision, Now, RESTARTED, Step},
-    impair,
+    impair, inject,
     kernel::proc::{ProcError, ProcessId},
     model::{Counts, Ended, Entry, Key, State},
     node::Node,
@@ -177,9 +177,14 @@ pub fn outlived(entry: &Entry, boot_id: &str, killed: bool, now: Now) -> Ended {
     }
 }
 
-/// Kills an injector that outlived its agent; true if there was one. Waits until it is gone.
+/// Kills an injector that outlived its agent; true if there was one. Waits until it is gone. Whatever the
+/// journal says, nothing else is killed.
 fn kill(node: &Node, process: ProcessId) -> Result<bool, ProcError> {
-    let Some(handle) = node.settings.places.proc.kill(process)? else {
+    let proc = &node.settings.places.proc;
+    if !inject::is_one(proc, process.pid) {
+        return Ok(false);
+    }
+    let Some(handle) = proc.kill(process)? else {
         return Ok(false);
     };
     // The checks that follow find one that is still there.
@@ -189,7 +194,12 @@ fn kill(node: &Node, process: ProcessId) -> Result<bool, ProcError> {
 
 #[cfg(test)]
 mod tests {
-    use std::{path::Path, process::Command};
+    use std::{
+        fs,
+        os::unix::process::CommandExt as _,
+        path::Path,
+        process::{Command, Stdio},
+    };
 
     use jiff::Timestamp;
 
@@ -237,26 +247,35 @@ mod tests {
         }
     }
 
-    /// What the journal names may have ended, and its number may be another's by now.
+    /// What the journal names may be anybody.
     #[test]
-    fn an_injector_that_is_alive_is_killed_and_nobody_else() {
-        for (is_it, reclaimed) in [(true, ReclaimedBy::Journal), (false, ReclaimedBy::Kernel)] {
+    fn only_an_injector_is_killed() {
+        for name in ["/proc/self/exe", "another"] {
             let directory = tempfile::tempdir().unwrap();
-            let mut child = Command::new("sleep").arg("600").spawn().unwrap();
+            let script = directory.path().join("inject");
+            fs::write(&script, "read line").unwrap();
+            let mut child = Command::new("sh")
+                .arg0(name)
+                .arg("inject")
+                .current_dir(directory.path())
+                .stdin(Stdio::piped())
+                .spawn()
+                .unwrap();
             let pid = i32::try_from(child.id()).unwrap();
             let mut injector = Proc::default().identify(pid).unwrap().unwrap();
-            injector.start_time += u64::from(!is_it);
+            injector.start_time += u64::from(name != "another");
             let mut entry = container_entry("a");
             entry.boot_id = Proc::default().boot_id().unwrap();
             entry.state = State::Injecting { injector };
-            let (mut journal, _) = Journal::open(directory.path()).unwrap();
+            let place = directory.path().join("journal");
+            let (mut journal, _) = Journal::open(&place).unwrap();
             journal.write(entry.clone()).unwrap();
             drop(journal);
-            let node = node(directory.path());
+            let node = node(&place);
             let ended = node.journal.entries()[&entry.key].ended().unwrap();
-            assert_eq!(ended.reclaimed_by, Some(reclaimed));
+            assert_eq!(ended.reclaimed_by, Some(ReclaimedBy::Kernel));
             assert_eq!(ended.outcome, TargetState::Interrupted);
-            assert_eq!(child.try_wait().unwrap().is_some(), is_it);
+            assert_eq!(child.try_wait().unwrap(), None);
             child.kill().unwrap();
             child.wait().unwrap();
         }

@@ -402,6 +402,10 @@ fn over(
     now: Now,
     decision: &mut Decision,
 ) {
+    if let Some(ended) = replaced(o, key, (entry, ended), now) {
+        let (key, ended) = (key.clone(), Box::new(ended));
+        return decision.push(Step::End { key, ended });
+    }
     let Some((_, checked_at)) = ended.checked else {
         decision.wake(now.boot + RETRY);
         return decision.push(Step::Clean { key: key.clone() });
@@ -425,6 +429,20 @@ fn over(
     } else if !wanted {
         decision.push(Step::Forget { key: key.clone() });
     }
+}
+
+/// What was taken for the end of the pod was the end of its sandbox: the pod has another by now, with a
+/// network of its own, that the fault was never on.
+fn replaced(o: &Observed, key: &Key, (entry, ended): (&Entry, &Ended), now: Now) -> Option<Ended> {
+    let is_open = entry.window.is_some_and(|window| now.boot < window.end);
+    let was_hit = ended.outcome == TargetState::Gone && ended.injected_at.is_some();
+    let is_on_network = entry.network().is_some() && o.fault(key).is_some();
+    (is_open && was_hit && is_on_network && o.revived.contains(key)).then(|| Ended {
+        outcome: TargetState::Interrupted,
+        reason: "SandboxReplaced".to_owned(),
+        message: "the pod was given another sandbox, whose network has no fault".to_owned(),
+        ..ended.clone()
+    })
 }
 
 /// An end as it is written down: what is known of the effect is carried along.

@@ -45,6 +45,7 @@ impl Sim {
                 unstarted: BTreeMap::new(),
                 unwritten: BTreeMap::new(),
                 deserted: Vec::new(),
+                revived: Vec::new(),
                 preparations: BTreeMap::new(),
                 reports: BTreeMap::new(),
                 node_addresses: vec!["10.0.0.1".parse().unwrap()],

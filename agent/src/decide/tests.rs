@@ -493,3 +493,23 @@ fn residue_that_stays_is_tried_again_until_it_is_gone() {
     ended.residue[0].removed = true;
     assert!(!is_tried(&sim), "gone");
 }
+
+/// Its first process, which held the network, has died; the pod is there as before.
+#[test]
+fn a_pod_with_another_sandbox_is_not_gone() {
+    for is_late in [false, true] {
+        let mut sim = Sim::injected(&["a", "b"]);
+        sim.o.deserted = vec![key("a"), key("b")];
+        sim.settle();
+        assert_eq!(sim.target("a").state, TargetState::Gone);
+        sim.injection().status = Some(sim.last().clone());
+        sim.advance(if is_late { 60_000 } else { 5_000 });
+        sim.o.revived = vec![key("a")];
+        sim.settle();
+        let told = ["a", "b"].map(|pod| (sim.target(pod).state, sim.target(pod).reason.as_str()));
+        let gone = (TargetState::Gone, "TargetGone");
+        let replaced = (TargetState::Interrupted, "SandboxReplaced");
+        assert_eq!(told, [if is_late { gone } else { replaced }, gone]);
+        assert_eq!(sim.starts, 2, "nothing is injected anew");
+    }
+}

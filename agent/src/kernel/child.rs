@@ -186,13 +186,14 @@ pub fn say(line: &str) -> bool {
     said.and_then(|()| out.flush()).is_ok()
 }
 
-/// Whether a process is a child of an injector, by its name.
+/// Whether a process is a child of an injector: by its name, which anybody can have, and its program.
 #[must_use]
 pub fn is_one(proc: &Proc, pid: i32) -> bool {
     let arguments = proc.arguments(pid);
     arguments
         .first()
         .is_some_and(|name| name == NAME.as_bytes())
+        && proc.runs_this(pid)
 }
 
 /// Moves this process into the control group namespace of pid 1.

@@ -6,6 +6,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStringExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -165,6 +166,19 @@ impl Proc {
     pub fn arguments(&self, pid: i32) -> Vec<Vec<u8>> {
         let text = fs::read(self.path(pid).join("cmdline")).unwrap_or_default();
         text.split(|byte| *byte == 0).map(<[u8]>::to_vec).collect()
+    }
+
+    /// Whether a process runs the program that this process runs, by its file's name: another version of
+    /// it is another file.
+    #[must_use]
+    pub fn runs_this(&self, pid: i32) -> bool {
+        let name = |link: PathBuf| {
+            let path = fs::read_link(link).ok()?.into_os_string().into_vec();
+            let path = path.strip_suffix(b" (deleted)").unwrap_or(&path).to_vec();
+            path.rsplit(|byte| *byte == b'/').next().map(<[u8]>::to_vec)
+        };
+        let own = name(PathBuf::from("/proc/self/exe"));
+        own.is_some() && own == name(self.path(pid).join("exe"))
     }
 
     /// Whether two processes are in the same pid namespace, as far as can be seen.

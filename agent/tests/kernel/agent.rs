@@ -33,6 +33,7 @@ use crate::support::{Pair, SOON, is_held};
 
 const UID: &str = "inj-uid";
 const CONTAINER: &str = "app0";
+const PROGRAM: &str = env!("CARGO_BIN_EXE_windtunnel-agent");
 
 /// A pod of one container, with a network of its own.
 pub(crate) struct Pod {
@@ -174,7 +175,7 @@ pub(crate) struct Agent {
     starts: PathBuf,
     pub(crate) pod: Pod,
     pub(crate) journal: Place,
-    _directory: tempfile::TempDir,
+    directory: tempfile::TempDir,
 }
 
 impl Agent {
@@ -186,9 +187,30 @@ impl Agent {
     /// The same, and it keeps faults for so long without a control plane; what has ended is checked
     /// again after as long.
     pub(crate) fn hasty(name: &str, faults: &[&str], grace: Duration) -> Self {
-        let mut agent = Self::with((name, faults), "", grace);
+        let mut agent = Self::with((name, faults), Some(""), grace);
         agent.injection.spec.recheck_after = grace.into();
         agent
+    }
+
+    /// The same, and its injectors are started as ever: by their arguments they are known.
+    pub(crate) fn plain(name: &str, faults: &[&str]) -> Self {
+        Self::with((name, faults), None, Duration::from_mins(10))
+    }
+
+    /// The agent that comes next, on a copy of the journal.
+    pub(crate) fn successor(&self) -> Node {
+        let directory = self.directory.path();
+        let copy = directory.join("copy");
+        fs::create_dir(&copy).unwrap();
+        for file in fs::read_dir(&self.journal.0).unwrap() {
+            let file = file.unwrap();
+            if file.path().is_file() {
+                fs::copy(file.path(), copy.join(file.file_name())).unwrap();
+            }
+        }
+        let mut settings = places(directory, Duration::from_mins(10));
+        settings.places.proc = Proc::default();
+        Node::new(settings, &copy, Metrics::new().0).unwrap()
     }
 
     /// The same, and its injectors say nothing.
@@ -203,15 +225,16 @@ impl Agent {
     }
 
     fn running(name: &str, faults: &[&str], first: &str) -> Self {
-        Self::with((name, faults), first, Duration::from_mins(10))
+        Self::with((name, faults), Some(first), Duration::from_mins(10))
     }
 
-    fn with((name, faults): (&str, &[&str]), first: &str, grace: Duration) -> Self {
+    fn with((name, faults): (&str, &[&str]), first: Option<&str>, grace: Duration) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let pod = Pod::new(name);
         let journal = Place::new(directory.path().join("journal"));
         let starts = directory.path().join("starts");
-        let supervisor = Supervisor::new(counted(directory.path(), &starts, first));
+        let program = first.map(|first| counted(directory.path(), &starts, first));
+        let supervisor = Supervisor::new(program.unwrap_or_else(|| PROGRAM.into()));
         let node = Node::new(
             settings(directory.path(), &pod, grace),
             &journal.0,
@@ -249,7 +272,7 @@ impl Agent {
             starts,
             pod,
             journal,
-            _directory: directory,
+            directory,
         }
     }
 
@@ -299,17 +322,20 @@ impl Agent {
         self.until_with(what, is_it, |_| {})
     }
 
-    /// The same, while something is done again and again.
+    /// The same, while something is done twice a second.
     pub(crate) fn until_with(
         &mut self,
         what: &str,
         is_it: impl Fn(&Value) -> bool,
         meanwhile: impl Fn(&Self),
     ) -> Value {
-        let start = Instant::now();
+        let (start, mut done) = (Instant::now(), Instant::now());
         let mut last = Value::Null;
         while start.elapsed() < 4 * SOON {
-            meanwhile(self);
+            if done.elapsed() > Duration::from_millis(500) {
+                done = Instant::now();
+                meanwhile(self);
+            }
             match self.reports.try_recv() {
                 Ok(report) => {
                     last = told(&report.status);
@@ -369,10 +395,9 @@ fn told(status: &NodeInjectionStatus) -> Value {
 /// The agent's program, and before an injector a line in a file.
 fn counted(directory: &Path, starts: &Path, first: &str) -> PathBuf {
     let path = directory.join("injector");
-    let program = env!("CARGO_BIN_EXE_windtunnel-agent");
     let starts = starts.display();
     let script = format!(
-        "#!/bin/sh\nstarts={starts}\n{first}\n[ $1 != inject ] || echo started >> $starts\nexec {program} \"$@\"\n"
+        "#!/bin/sh\nstarts={starts}\n{first}\n[ $1 != inject ] || echo started >> $starts\nexec {PROGRAM} \"$@\"\n"
     );
     fs::write(&path, script).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
@@ -388,11 +413,15 @@ fn settings(directory: &Path, pod: &Pod, grace: Duration) -> Settings {
     }
     let log = logs.join(format!("shop_pod_{}", pod.uid));
     fs::create_dir_all(log).unwrap();
+    places(directory, grace)
+}
+
+fn places(directory: &Path, grace: Duration) -> Settings {
     Settings {
         places: Places {
-            proc: Proc::new(proc),
+            proc: Proc::new(directory.join("proc")),
             cgroups: CGROUPS.into(),
-            pod_logs: logs,
+            pod_logs: directory.join("logs"),
         },
         grace,
         fill_node_disk: false,

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use serde_json::Value;
+use windtunnel_crds::residue::ReclaimedBy;
 
 use crate::agent::Agent;
 use crate::support::{has_netem, name};
@@ -55,6 +56,27 @@ fn an_injector_that_says_nothing_is_killed() {
     let told = agent.until("its end", is_checked);
     let why = (told["reason"].as_str(), told["by"].as_str());
     assert_eq!(why, (Some("InjectorSilent"), Some("Agent")), "{told}");
+}
+
+/// The agent that comes next knows of it by the journal only.
+#[test]
+fn an_injector_that_outlives_its_agent_is_killed_by_the_next() {
+    if !has_netem() {
+        return;
+    }
+    let mut agent = Agent::plain("outlived", &[DELAY]);
+    injected(&mut agent);
+    let entries = agent.successor().observe(Duration::ZERO).entries;
+    let ended: Vec<_> = entries
+        .values()
+        .map(|entry| entry.ended().unwrap())
+        .collect();
+    let [ended] = ended[..] else {
+        panic!("{ended:?}");
+    };
+    assert_eq!(ended.reclaimed_by, Some(ReclaimedBy::Journal));
+    let told = agent.until("its end", is_checked);
+    assert_eq!(told["reason"], "InjectorDied", "{told}");
 }
 
 /// What comes between the checks is found by the second, and what is somebody else's is left alone.

@@ -9,7 +9,7 @@ use windtunnel_agent::kernel::qdisc::Netem;
 use windtunnel_agent::look::PATIENCE;
 
 use crate::agent::Agent;
-use crate::support::{SOON, V4, has_netem, name};
+use crate::support::{SOON, V4, has_netem, name, run};
 
 const DELAY: &str = r#"{"network": {
     "impairment": {"delay": {"latency": "100ms"}}, "direction": "Both", "spare": ["ClusterDNS"]
@@ -62,6 +62,27 @@ fn an_effect_that_somebody_takes_away_is_interrupted() {
             assert!(route.delete(link.index, &name(&link.name)).unwrap());
         }
     });
+}
+
+/// It is removed all the same, by what it was called first.
+#[test]
+fn a_link_that_somebody_renames_is_interrupted_and_removed() {
+    if !has_netem() {
+        return;
+    }
+    let mut agent = delayed("renamed");
+    for link in agent.pod.network.route.links().unwrap() {
+        if let Some(rest) = link.name.strip_prefix("wt") {
+            let (netns, name) = (&agent.pod.network.pod, format!("f{rest}"));
+            run(netns, &["ip", "link", "set", &link.name, "down"]);
+            run(netns, &["ip", "link", "set", &link.name, "name", &name]);
+        }
+    }
+    let told = agent.until("its end", |told| told["checked"] == true);
+    assert_eq!(told["reason"], "EffectVanished", "{told}");
+    let left = agent.pod.network.route.links().unwrap();
+    let left: Vec<&str> = left.iter().map(|link| &*link.name).collect();
+    assert_eq!(left, ["lo", "eth0"]);
 }
 
 #[test]

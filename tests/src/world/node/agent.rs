@@ -138,6 +138,8 @@ impl Agent {
             unstarted: BTreeMap::new(),
             unwritten: self.unwritten.clone(),
             deserted: deserted.map(|(key, _)| key.clone()).collect(),
+            // A pod's sandbox stays what it is here.
+            revived: Vec::new(),
             preparations: self.preparations.clone(),
             reports: self.reports.clone(),
             node_addresses: Vec::new(),
