@@ -28,6 +28,8 @@ mod report;
 #[cfg(test)]
 mod restarts;
 #[cfg(test)]
+mod sandbox;
+#[cfg(test)]
 mod testing;
 #[cfg(test)]
 mod tests;
@@ -44,6 +46,8 @@ pub const SKEW: i64 = 1_000;
 pub const SILENCE: Duration = Duration::from_secs(3);
 /// How long a pod may have no process before its faults are given up.
 pub const DESERTED: Duration = Duration::from_secs(2);
+/// The same where the pod's control group is still there.
+pub const LINGER: Duration = Duration::from_secs(10);
 /// How long a container that has ended may have no successor before its faults are given up.
 pub const RESTART: Duration = Duration::from_mins(1);
 /// How often residue that could not be removed is tried again.
@@ -81,7 +85,8 @@ pub struct Observed {
     pub unstarted: BTreeMap<Key, String>,
     /// Faults that are due and cannot be written down.
     pub unwritten: BTreeMap<Key, Unwritten>,
-    /// Targets whose pod has had no process for [`DESERTED`].
+    /// Targets whose pod has had no process for [`DESERTED`], or for [`LINGER`] where it still has its
+    /// control group: then kubelet may give it another sandbox.
     pub deserted: Vec<Key>,
     /// Targets that were found to be gone, and whose pod has processes again.
     pub revived: Vec<Key>,

@@ -18,7 +18,7 @@ use windtunnel_crds::{
 
 use crate::{
     api::Sighting,
-    decide::{Kill, Observed, Preparation, Reported, Unwritten},
+    decide::{DESERTED, Kill, LINGER, Observed, Preparation, Reported, Unwritten},
     journal::{Journal, JournalError, SetAside},
     kernel::{
         link::{LinkError, RouteSocket},
@@ -28,7 +28,7 @@ use crate::{
     metrics::Metrics,
     model::{Key, State, Sweep},
     probe, replay,
-    supervisor::Supervisor,
+    supervisor::{Leave, Supervisor},
     targets::{Places, is_deserted},
 };
 
@@ -234,8 +234,14 @@ impl Node {
                 Err(error) => tracing::warn!(%error, "cannot read the node's addresses"),
             }
         }
+        let injectors = self.supervisor.live();
         let gone = self.journal.entries().values().filter(|e| {
-            let is_gone = e.ended().is_some_and(|e| e.outcome == TargetState::Gone);
+            let is_gone = match e.ended() {
+                Some(ended) => ended.outcome == TargetState::Gone,
+                None => injectors
+                    .get(&e.key)
+                    .is_some_and(|i| i.leave == Some(Leave::PodEnded)),
+            };
             is_gone && e.window.is_some_and(|window| now < window.end)
         });
         let revived = gone.filter(|e| !is_deserted(&e.pod_cgroup));
@@ -284,7 +290,7 @@ impl Node {
             deserted: self
                 .deserted
                 .iter()
-                .filter(|(_, since)| now >= **since + crate::decide::DESERTED)
+                .filter(|(key, since)| now >= **since + self.patience(key))
                 .map(|(key, _)| key.clone())
                 .collect(),
             revived: self.revived.clone(),
@@ -292,6 +298,16 @@ impl Node {
             reports: self.reports.clone(),
             node_addresses: self.addresses.clone(),
             is_unclean: has_left(&self.residue()),
+        }
+    }
+
+    /// For how long a pod has no process before it is gone.
+    fn patience(&self, key: &Key) -> Duration {
+        let entry = self.journal.entries().get(key);
+        if entry.is_some_and(|entry| entry.pod_cgroup.exists()) {
+            LINGER
+        } else {
+            DESERTED
         }
     }
 

@@ -37,6 +37,12 @@ pub(super) fn advance(o: &Observed, key: &Key, entry: &Entry, now: Now, decision
     }
 }
 
+/// Why a fault on the network ends where a pod is given another network.
+const REPLACED: (&str, &str) = (
+    "SandboxReplaced",
+    "the pod was given another sandbox, whose network has no fault",
+);
+
 /// Nothing has an effect yet.
 fn prepared(o: &Observed, key: &Key, entry: &Entry, now: Now, decision: &mut Decision) {
     let end = |outcome, reason: &str, message: &str| Step::End {
@@ -206,6 +212,9 @@ fn in_place(o: &Observed, key: &Key, entry: &Entry, now: Now, decision: &mut Dec
         if live.leave == Some(Leave::ContainerEnded) && !is_over && !o.kills.contains_key(key) {
             return decision.push(Step::Await { key: key.clone() });
         }
+        if is_ending(o, key, live) && !is_over && !o.kills.contains_key(key) {
+            return decision.wake(now.boot + RETRY);
+        }
         let ended = if live.leave == Some(Leave::Done) {
             with(live, ended(entry, TargetState::Recovered, ("", ""), now))
         } else {
@@ -274,8 +283,19 @@ fn refresh(o: &Observed, key: &Key, entry: &Entry, live: &Live, decision: &mut D
     }
 }
 
+/// All processes of the pod have ended, and its network with them. Whether that is the pod's end, or its
+/// sandbox's, is not known yet.
+pub(super) fn is_ending(o: &Observed, key: &Key, live: &Live) -> bool {
+    let is_known = o.deserted.contains(key) || o.revived.contains(key);
+    live.leave == Some(Leave::PodEnded) && !is_known && o.forbidden(key).is_none()
+}
+
 /// How an injector that has exited ended its fault.
 fn exited(o: &Observed, key: &Key, entry: &Entry, live: &Live, now: Now) -> Ended {
+    if live.leave == Some(Leave::PodEnded) && o.revived.contains(key) {
+        let outcome = (TargetState::Interrupted, REPLACED.0, REPLACED.1);
+        return with(live, by(ReclaimedBy::Kernel, entry, outcome, now));
+    }
     let deserted = o.deserted.contains(key) || live.leave == Some(Leave::PodEnded);
     if let Some(message) = &live.failure {
         let outcome = if deserted {
@@ -439,8 +459,8 @@ fn replaced(o: &Observed, key: &Key, (entry, ended): (&Entry, &Ended), now: Now)
     let is_on_network = entry.network().is_some() && o.fault(key).is_some();
     (is_open && was_hit && is_on_network && o.revived.contains(key)).then(|| Ended {
         outcome: TargetState::Interrupted,
-        reason: "SandboxReplaced".to_owned(),
-        message: "the pod was given another sandbox, whose network has no fault".to_owned(),
+        reason: REPLACED.0.to_owned(),
+        message: REPLACED.1.to_owned(),
         ..ended.clone()
     })
 }

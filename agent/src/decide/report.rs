@@ -282,6 +282,7 @@ fn from_entry(o: &Observed, entry: &Entry, base: TargetStatus) -> TargetStatus {
         },
         State::Injected { .. } => TargetStatus {
             state: TargetState::Injected,
+            reason: ending(o, entry).to_owned(),
             message: notes(o, entry),
             injected_at: entry.injected_at().map(MicroTime),
             ..counted(entry, counts, base)
@@ -299,6 +300,13 @@ fn from_entry(o: &Observed, entry: &Entry, base: TargetStatus) -> TargetStatus {
         },
         State::Ended(ended) => from_end(entry, ended, base),
     }
+}
+
+/// Why a fault that was in place may not be any more.
+fn ending(o: &Observed, entry: &Entry) -> &'static str {
+    let live = o.live.get(&entry.key);
+    let is_ending = live.is_some_and(|live| super::lifecycle::is_ending(o, &entry.key, live));
+    if is_ending { "PodEnding" } else { "" }
 }
 
 /// What there is to know of a fault in place.

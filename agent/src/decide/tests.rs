@@ -12,7 +12,7 @@ use super::{
     Kill, Observed, Step, Unwritten, decide,
     testing::{Sim, UID},
 };
-use crate::{model::State, supervisor::Leave, testing::key};
+use crate::{model::State, testing::key};
 
 #[test]
 fn a_run_is_prepared_injected_recovered_checked_and_checked_again() {
@@ -318,21 +318,6 @@ fn an_injector_that_gives_up_without_a_word_has_failed_with_its_code() {
 }
 
 #[test]
-fn a_pod_that_ends_with_its_links_is_gone() {
-    for vanished in [None, Some("link 2 named eth0 is gone".to_owned())] {
-        let mut sim = Sim::injected(&["a"]);
-        let live = sim.live("a");
-        (live.vanished, live.leave) = (vanished, Some(Leave::PodEnded));
-        live.has_exited = true;
-        sim.settle();
-        let target = sim.target("a");
-        let told = (target.state, target.reason.as_str());
-        assert_eq!(told, (TargetState::Gone, "TargetGone"));
-        assert_eq!(target.reclaimed_by, Some(ReclaimedBy::Kernel));
-    }
-}
-
-#[test]
 fn an_injector_that_is_silent_or_lies_is_killed() {
     let mut silent = Sim::injected(&["a"]);
     silent.now.boot += Duration::from_secs(3);
@@ -492,24 +477,4 @@ fn residue_that_stays_is_tried_again_until_it_is_gone() {
     };
     ended.residue[0].removed = true;
     assert!(!is_tried(&sim), "gone");
-}
-
-/// Its first process, which held the network, has died; the pod is there as before.
-#[test]
-fn a_pod_with_another_sandbox_is_not_gone() {
-    for is_late in [false, true] {
-        let mut sim = Sim::injected(&["a", "b"]);
-        sim.o.deserted = vec![key("a"), key("b")];
-        sim.settle();
-        assert_eq!(sim.target("a").state, TargetState::Gone);
-        sim.injection().status = Some(sim.last().clone());
-        sim.advance(if is_late { 60_000 } else { 5_000 });
-        sim.o.revived = vec![key("a")];
-        sim.settle();
-        let told = ["a", "b"].map(|pod| (sim.target(pod).state, sim.target(pod).reason.as_str()));
-        let gone = (TargetState::Gone, "TargetGone");
-        let replaced = (TargetState::Interrupted, "SandboxReplaced");
-        assert_eq!(told, [if is_late { gone } else { replaced }, gone]);
-        assert_eq!(sim.starts, 2, "nothing is injected anew");
-    }
 }

@@ -19,6 +19,10 @@ pub(crate) const GENTLE: &[Test] = &[
         "a_pod_that_is_deleted_is_gone_with_its_network",
         a_pod_that_is_deleted_is_gone_with_its_network,
     ),
+    (
+        "a_pod_with_another_sandbox_is_not_gone",
+        a_pod_with_another_sandbox_is_not_gone,
+    ),
 ];
 
 /// The network is the pod's: its container is killed and comes back, and not one packet passes.
@@ -95,4 +99,25 @@ fn a_pod_that_is_deleted_is_gone_with_its_network(stage: &Stage) -> Result<()> {
         Ok(held.text()?.trim().is_empty().then_some(()))
     })?;
     ended(&run, "Completed", "WindowsClosed")
+}
+
+/// What holds its network dies: the pod goes on with another network, on which there is no fault.
+fn a_pod_with_another_sandbox_is_not_gone(stage: &Stage) -> Result<()> {
+    let scene = Scene::set(stage, "a_pod_with_another_sandbox_is_not_gone", "node1")?;
+    let (run, uid) = scene.silenced("run", "60s")?;
+    let echo = &scene.echo;
+    let node = stage.cluster.node(&echo.node)?;
+    node.signal(stage.pid(echo)?, Signal::SIGKILL)?;
+    let told = until("a target that is not hit any more", SOON, || {
+        let target = traces::target(stage, &uid, echo)?;
+        Ok((target["state"] == "Interrupted").then_some(target))
+    })
+    .with_context(|| format!("{:?}", traces::target(stage, &uid, echo)))?;
+    // Its link may go while the injector looks, or all of the pod's processes for a while.
+    let reasons = ["EffectVanished", "SandboxReplaced"];
+    ensure!(
+        reasons.iter().any(|reason| told["reason"] == *reason),
+        "the agent says {told}"
+    );
+    ended(&run, "Failed", "WindowsClosed")
 }
