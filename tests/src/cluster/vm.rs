@@ -62,12 +62,19 @@ impl Order {
 /// # Errors
 /// When `lab` cannot be found or started. What happens to the command is in the status.
 pub fn run(argv: &[&str]) -> Result<ExitStatus> {
-    let lab = entry::lab_program()?;
-    Command::new(&lab)
-        .args(["vm", "--"])
-        .args(argv)
-        .status()
-        .with_context(|| format!("run {}", lab.display()))
+    let mut lab = command(argv)?;
+    let name = lab.get_program().display().to_string();
+    lab.status().with_context(|| format!("run {name}"))
+}
+
+/// What runs a command on a kernel of its own, not yet run.
+///
+/// # Errors
+/// When `lab` cannot be found.
+pub fn command(argv: &[&str]) -> Result<Command> {
+    let mut lab = Command::new(entry::lab_program()?);
+    lab.args(["vm", "--"]).args(argv);
+    Ok(lab)
 }
 
 /// Runs this program again, with the arguments that it has, on a kernel of its own: for test

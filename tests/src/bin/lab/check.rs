@@ -1,15 +1,15 @@
 //! `lab test`, `lab generate`: all tests, each where it belongs.
 
 use std::path::PathBuf;
-use std::process::Stdio;
+use std::process::{Command as Process, Stdio};
 use std::time::Instant;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use windtunnel_tests::cargo::cargo;
 use windtunnel_tests::cluster::vm;
 
-use crate::print;
+use crate::{again, print};
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum Command {
@@ -77,44 +77,46 @@ fn test(kind: Kind, arguments: &[&str]) -> Result<()> {
 }
 
 fn unit(arguments: &[&str]) -> Result<()> {
-    let mut all = vec!["test", "--quiet", "--workspace", "--"];
-    all.extend(arguments);
-    let status = cargo()
-        .args(&all)
-        // For the scripts of what can go wrong; plain `cargo test` is content with less.
-        .env("WINDTUNNEL_WORLD_SECONDS", "120")
-        .status()
-        .context("run cargo")?;
-    if !status.success() {
-        bail!("tests failed");
-    }
-    Ok(())
+    run_cargo(&["test", "--quiet", "--workspace", "--no-run"])?;
+    again::twice(arguments, |arguments| {
+        let mut command = cargo();
+        command
+            .args(["test", "--quiet", "--workspace", "--no-fail-fast", "--"])
+            .args(arguments)
+            // For the scripts of what can go wrong; plain `cargo test` is content with less.
+            .env("WINDTUNNEL_WORLD_SECONDS", "120");
+        Ok(command)
+    })
 }
 
 /// The privileged tests, on a kernel that has everything a node may have.
 fn kernel(arguments: &[&str]) -> Result<()> {
     let program = test_program("kernel")?;
-    let mut argv = vec![
-        program
-            .to_str()
-            .context("the test program's path is not text")?,
-    ];
-    argv.extend(arguments);
-    let status = vm::run(&argv)?;
-    if !status.success() {
-        bail!("the privileged tests failed: {status}");
-    }
+    let program = program
+        .to_str()
+        .context("the test program's path is not text")?;
+    again::twice(arguments, |arguments| {
+        vm::command(&[&[program], arguments].concat())
+    })
+}
+
+/// The harness's own tests, then the product's, which try again by themselves.
+fn cluster(arguments: &[&str]) -> Result<()> {
+    again::twice(arguments, on_cluster("cluster")?)?;
+    let ran = again::begun(arguments, on_cluster("product")?)?;
+    ensure!(ran.is_success, "tests failed");
     Ok(())
 }
 
-/// The harness's own tests, then the product's.
-fn cluster(arguments: &[&str]) -> Result<()> {
-    for test in ["cluster", "product"] {
-        let mut all = vec!["test", "--quiet", "--workspace", "--test", test, "--"];
-        all.extend(arguments);
-        run_cargo(&all)?;
-    }
-    Ok(())
+/// Builds a test program, and says how it is run.
+fn on_cluster(test: &str) -> Result<impl Fn(&[&str]) -> Result<Process>> {
+    let all = ["test", "--quiet", "--workspace", "--test", test];
+    run_cargo(&[&all[..], &["--no-run"]].concat())?;
+    Ok(move |arguments: &[&str]| {
+        let mut command = cargo();
+        command.args(all).arg("--").args(arguments);
+        Ok(command)
+    })
 }
 
 /// Builds a test program and says where it is.

@@ -2,6 +2,7 @@
 //!
 //! Parses, calls the harness, prints. One module per group of sub-commands.
 
+mod again;
 mod bench;
 mod check;
 mod demo;
