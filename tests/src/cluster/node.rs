@@ -17,8 +17,8 @@ use super::service::Spec;
 use super::{addresses, layout, network};
 
 pub(crate) use agent::main as agent_main;
-pub(crate) use hands::Hands;
 pub use hands::{End, NodeFacts, Output};
+pub(crate) use hands::{Hands, PATIENCE};
 pub(crate) use init::main as init_main;
 
 const MEMORY: &str = "3G";

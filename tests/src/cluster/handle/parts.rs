@@ -10,29 +10,44 @@ use nix::sys::signal::Signal;
 use super::Cluster;
 use crate::cluster::addresses;
 use crate::cluster::control::{NodeAction, Request};
-use crate::cluster::node::{Hands, NodeFacts, Output};
+use crate::cluster::node::{Hands, NodeFacts, Output, PATIENCE};
 use crate::cluster::poll::until;
 use crate::cluster::service::Action;
 
 const RUN_BOUND: Duration = Duration::from_mins(1);
-const BOOT_BOUND: Duration = Duration::from_mins(1);
+const BOOT_BOUND: Duration = Duration::from_mins(3);
 
 /// A node of a cluster. Commands reach it also when it is cut off the cluster's network.
 #[derive(Debug, Clone, Copy)]
 pub struct Node<'a> {
     cluster: &'a Cluster,
     index: u8,
+    patience: Duration,
 }
 
 impl<'a> Node<'a> {
     pub(super) fn new(cluster: &'a Cluster, index: u8) -> Self {
-        Self { cluster, index }
+        Self {
+            cluster,
+            index,
+            patience: PATIENCE,
+        }
+    }
+
+    /// The same node, asked only once: for whoever asks again himself, or at a certain moment.
+    #[must_use]
+    pub fn at_once(self) -> Self {
+        Self {
+            patience: Duration::ZERO,
+            ..self
+        }
     }
 
     pub(super) fn hands(&self) -> Hands<'a> {
         Hands {
             namespace: &self.cluster.namespace,
             index: self.index,
+            patience: self.patience,
         }
     }
 
@@ -128,7 +143,7 @@ impl<'a> Node<'a> {
     pub fn boot(&self) -> Result<()> {
         self.act(NodeAction::Boot)?;
         let what = format!("{} after its boot", self.name());
-        until(&what, BOOT_BOUND, || Ok(self.facts().ok())).map(drop)
+        until(&what, BOOT_BOUND, || Ok(self.at_once().facts().ok())).map(drop)
     }
 
     /// Takes it off the cluster's network.

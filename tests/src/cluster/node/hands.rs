@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cluster::service::{Action, ServiceStatus};
 
-pub(crate) use client::Hands;
+pub(crate) use client::{Hands, PATIENCE};
 pub(super) use server::serve;
 
 /// What can be asked of a node.

@@ -210,7 +210,13 @@ impl Eye {
         let mut argv = vec!["sh", "-c", SCRIPT, "look", uid, data, &memory];
         argv.extend(volumes);
         let at = Instant::now();
-        let text = self.cluster.node(&self.node)?.run(&argv)?.text()?;
+        // Not later: what it shows is of this moment.
+        let text = self
+            .cluster
+            .node(&self.node)?
+            .at_once()
+            .run(&argv)?
+            .text()?;
         let connected = self
             .cluster
             .within(|| Ok(TcpStream::connect_timeout(&self.sink, CONNECT).map(drop)))?;

@@ -9,9 +9,12 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use super::{Answer, NodeFacts, Output, Request, read_line, write_line};
+use crate::cluster::poll::until;
 use crate::cluster::service::Action;
 use crate::cluster::{addresses, netns};
 
+/// How long a node is given that stands still, with the machine that it runs on.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 const CONNECT_BOUND: Duration = Duration::from_secs(3);
 /// What a command may take longer than its own bound.
 const RUN_SLACK: Duration = Duration::from_secs(10);
@@ -23,6 +26,8 @@ const CALL_BOUND: Duration = Duration::from_mins(1);
 pub(crate) struct Hands<'a> {
     pub(crate) namespace: &'a File,
     pub(crate) index: u8,
+    /// How long to connect is tried. Nothing is asked for twice.
+    pub(crate) patience: Duration,
 }
 
 impl Hands<'_> {
@@ -121,8 +126,13 @@ impl Hands<'_> {
             .parse()
             .context("node address")?;
         let address = SocketAddr::new(address, addresses::HANDS_PORT);
-        netns::within(self.namespace, move || {
-            Ok(TcpStream::connect_timeout(&address, CONNECT_BOUND)?)
-        })
+        let mut last = None;
+        let connected = until("a connection", self.patience, || {
+            let tried = netns::within(self.namespace, move || {
+                Ok(TcpStream::connect_timeout(&address, CONNECT_BOUND)?)
+            });
+            Ok(tried.map_err(|error| last = Some(error)).ok())
+        });
+        connected.map_err(|error| last.unwrap_or(error))
     }
 }
