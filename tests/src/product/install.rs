@@ -15,7 +15,7 @@ pub const NAMESPACE: &str = "windtunnel";
 const RELEASE: &str = "windtunnel";
 const OPERATOR: &str = "deployment/windtunnel-operator";
 const AGENT: &str = "daemonset/windtunnel-agent";
-const READY: Duration = Duration::from_mins(2);
+const READY: Duration = Duration::from_mins(5);
 
 /// windtunnel on a cluster.
 #[derive(Debug)]
@@ -65,7 +65,7 @@ impl<'a> Installation<'a> {
             "--create-namespace",
             "--wait",
             "--timeout",
-            "90s",
+            "5m",
             "--set",
             &tag,
         ];

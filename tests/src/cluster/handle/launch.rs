@@ -12,9 +12,9 @@ use crate::cluster::guardian::{DETACH, Order};
 use crate::cluster::poll::until;
 use crate::cluster::{Cache, addresses, build, entry};
 
-const HOLDER_BOUND: Duration = Duration::from_secs(10);
+const HOLDER_BOUND: Duration = Duration::from_mins(1);
 /// The steps have bounds of their own; this one is for a supervisor that hangs.
-const START_BOUND: Duration = Duration::from_mins(6);
+const START_BOUND: Duration = Duration::from_mins(10);
 
 /// What cluster to start.
 #[derive(Debug, Clone)]

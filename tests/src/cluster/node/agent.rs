@@ -17,10 +17,10 @@ use crate::cluster::{addresses, layout};
 
 /// Services of a node in the order that they need each other.
 const SERVICES: [&str; 3] = ["containerd", "kubelet", "proxy"];
-const CONTAINERD_BOUND: Duration = Duration::from_secs(30);
+const CONTAINERD_BOUND: Duration = Duration::from_mins(2);
 /// kubelet's own retries are seconds apart, so it is started when there is an API server; if
 /// there is none for this long it is started all the same.
-const API_BOUND: Duration = Duration::from_secs(30);
+const API_BOUND: Duration = Duration::from_mins(2);
 
 /// Runs the services. Ends only with an error.
 pub(crate) fn main(index: u8) -> Result<()> {

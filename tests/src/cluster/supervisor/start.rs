@@ -19,7 +19,7 @@ use crate::cluster::{addresses, control_plane, kernel, layout, network, node, pk
 
 const DNS_MANIFEST: &str = include_str!("../../../cluster/coredns.yaml");
 const DISK_BYTES: u64 = 4 << 30;
-const API_BOUND: Duration = Duration::from_mins(1);
+const API_BOUND: Duration = Duration::from_mins(3);
 const NODE_BOUND: Duration = Duration::from_mins(2);
 const TAIL_LINES: usize = 15;
 
