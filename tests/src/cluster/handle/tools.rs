@@ -10,7 +10,21 @@ use std::thread;
 use anyhow::{Context, Result, bail};
 
 use super::Cluster;
+use crate::cluster::node::PATIENCE;
+use crate::cluster::poll::until;
 use crate::cluster::{layout, netns};
+
+/// What kubectl says when nothing was asked for yet.
+const NOT_BEGUN: [&str; 2] = ["TLS handshake timeout", "error dialing backend"];
+/// What it says when nobody knows what became of it.
+const BROKEN_OFF: [&str; 4] = [
+    "etcdserver: request timed out",
+    "etcdserver: leader changed",
+    "client connection lost",
+    "unexpected EOF",
+];
+/// What may be done twice.
+const REPEATABLE: [&str; 5] = ["get", "logs", "apply", "patch", "wait"];
 
 impl Cluster {
     /// A command with the environment that kubectl, helm and other clients need.
@@ -47,12 +61,14 @@ impl Cluster {
         self.command(self.path("bin/helm"))
     }
 
-    /// Runs kubectl to its end.
+    /// Runs kubectl to its end; again where an API server that stands still kept it from its work.
     ///
     /// # Errors
     /// When it cannot be run; how it ended is in the output.
     pub fn kubectl(&self, arguments: &[&str]) -> Result<Output> {
-        self.run(self.kubectl_command().args(arguments))
+        patiently(arguments, || {
+            self.run(self.kubectl_command().args(arguments))
+        })
     }
 
     /// Runs helm to its end.
@@ -93,9 +109,12 @@ impl Cluster {
     /// # Errors
     /// When kubectl refuses, with what it said.
     pub fn apply(&self, manifest: &str) -> Result<()> {
-        let mut command = self.kubectl_command();
-        command.args(["apply", "--filename", "-"]);
-        success(&self.run_with_input(&mut command, manifest.as_bytes())?).map(drop)
+        let arguments = ["apply", "--filename", "-"];
+        let applied = patiently(&arguments, || {
+            let mut command = self.kubectl_command();
+            self.run_with_input(command.args(arguments), manifest.as_bytes())
+        })?;
+        success(&applied).map(drop)
     }
 
     /// Runs a command in the cluster's network and writes to its standard input.
@@ -182,6 +201,34 @@ impl Cluster {
     }
 }
 
+/// Runs kubectl, for some time, until it is not an API server that stands still that it fails on. One
+/// that refuses connections has been stopped, and that is told.
+fn patiently(arguments: &[&str], mut run: impl FnMut() -> Result<Output>) -> Result<Output> {
+    let mut last = None;
+    let done = until("an answer to kubectl", PATIENCE, || {
+        let output = run()?;
+        if output.status.success() || !is_stall(arguments, &output.stderr) {
+            return Ok(Some(output));
+        }
+        last = Some(output);
+        Ok(None)
+    });
+    done.or_else(|error| last.ok_or(error))
+}
+
+/// Whether kubectl was kept from its work, and may be asked for it again.
+fn is_stall(arguments: &[&str], stderr: &[u8]) -> bool {
+    let said = String::from_utf8_lossy(stderr);
+    let says = |texts: &[&str]| texts.iter().any(|text| said.contains(text));
+    let has = |argument: &str| arguments.contains(&argument);
+    if says(&["refused"]) || has("--request-timeout") {
+        return false;
+    }
+    let verb = arguments.first().copied().unwrap_or_default();
+    let is_repeatable = REPEATABLE.contains(&verb) || has("--ignore-not-found");
+    says(&NOT_BEGUN) || (is_repeatable && says(&BROKEN_OFF))
+}
+
 /// Standard output of a command that succeeded.
 ///
 /// # Errors
@@ -195,4 +242,29 @@ pub fn success(output: &Output) -> Result<String> {
         );
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_may_be_done_twice_is_tried_again() {
+        let shaken = b"Unable to connect to the server: net/http: TLS handshake timeout";
+        let broken = b"Error from server: etcdserver: request timed out";
+        let refused = b"error dialing backend: dial tcp: connection refused";
+        for (arguments, stderr, again) in [
+            (&["get", "pods"][..], &shaken[..], true),
+            (&["create", "ns", "a"], shaken, true),
+            (&["get", "pods", "--request-timeout", "2s"], shaken, false),
+            (&["patch", "pod", "a"], broken, true),
+            (&["create", "ns", "a"], broken, false),
+            (&["delete", "ns", "a", "--ignore-not-found"], broken, true),
+            (&["exec", "a", "--", "b"], broken, false),
+            (&["exec", "a", "--", "b"], refused, false),
+            (&["get", "pods"], b"Error from server (NotFound)", false),
+        ] {
+            assert_eq!(is_stall(arguments, stderr), again, "{arguments:?}");
+        }
+    }
 }
