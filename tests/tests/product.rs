@@ -49,14 +49,17 @@ mod product {
     pub(crate) mod traces;
 }
 
+use std::any::Any;
 use std::io::{self, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use anyhow::anyhow;
 use libtest_mimic::{Arguments, Trial};
 
-use product::stage::{Stage, Test};
+use product::stage::{Broken, Stage, Test};
 use product::{
     compose, doses, lifecycle, manifests, network, outage, peers, podkill, reboot, reclaim, refuse,
     security, timeline, told, torture,
@@ -164,13 +167,12 @@ fn main() -> ExitCode {
     for (tests, beside) in [(GENTLE, BESIDE), (ROUGH, 1)] {
         let first = |test| Try { test, failed: None };
         let all = tests.concat().into_iter().map(first).collect();
-        let again = run(&arguments, all, beside, stage.as_ref());
-        // What failed beside others has the machine to itself now.
-        has_failed |= match again {
-            Ok(again) if again.is_empty() => false,
-            Ok(again) => run(&arguments, again, 1, stage.as_ref()).is_err(),
-            Err(Failed) => true,
-        };
+        let first = run(&arguments, all, beside, stage.as_ref());
+        has_failed |= first.has_failed;
+        if !first.again.is_empty() {
+            // What failed beside others has the machine to itself now.
+            has_failed |= run(&arguments, first.again, 1, stage.as_ref()).has_failed;
+        }
     }
     if has_failed {
         ExitCode::FAILURE
@@ -185,18 +187,23 @@ struct Try {
     failed: Option<String>,
 }
 
-/// A test has failed twice.
-struct Failed;
+/// What has become of tests.
+struct Tried {
+    /// One has failed for good.
+    has_failed: bool,
+    /// Those that are to be run once more.
+    again: Vec<Try>,
+}
 
-/// Runs tests; those that are to be run once more. The machines that this runs on are shared and stand
-/// still for seconds at a time, which no bound of a fault can tell from a fault that stays: so a failure
-/// counts when it happens again, and the first is told in any case.
+/// Runs tests. The machines that this runs on are shared and stand still for seconds at a time, which no
+/// bound of a fault can tell from a fault that stays: so a failure counts when it happens again, and the
+/// first is told in any case. What was seen [`Broken`] counts at once.
 fn run(
     arguments: &Arguments,
     tries: Vec<Try>,
     threads: usize,
     stage: Option<&Arc<Stage>>,
-) -> Result<Vec<Try>, Failed> {
+) -> Tried {
     let mut arguments = arguments.clone();
     arguments.test_threads.get_or_insert(threads);
     let (times, again) = (Arc::new(Mutex::new(Vec::new())), Arc::default());
@@ -212,30 +219,45 @@ fn run(
     });
     let conclusion = libtest_mimic::run(&arguments, trials.collect());
     tell_slowest(&mut lock(&times));
-    if conclusion.has_failed() {
-        return Err(Failed);
+    Tried {
+        has_failed: conclusion.has_failed(),
+        again: std::mem::take(&mut *lock(&again)),
     }
-    Ok(std::mem::take(&mut *lock(&again)))
 }
 
 /// Runs a test; puts it among those that are to be run once more if it fails for the first time.
 fn attempt(one: Try, stage: &Stage, again: &Mutex<Vec<Try>>) -> anyhow::Result<()> {
     let (name, test) = one.test;
-    let Err(error) = test(stage) else {
+    // A test that panics leaves nothing of itself but what every test leaves that fails.
+    let result = catch_unwind(AssertUnwindSafe(|| test(stage)));
+    let Err(error) = result.unwrap_or_else(|panic| Err(anyhow!("panicked: {}", text(&*panic))))
+    else {
         return Ok(());
     };
-    let what = one
-        .failed
-        .as_ref()
-        .map_or("and is run once more", |_| "again");
+    let is_broken = error.downcast_ref::<Broken>().is_some();
+    let what = match &one.failed {
+        Some(_) => "again",
+        None if is_broken => "for good",
+        None => "and is run once more",
+    };
     let told = told::told(stage);
     let _ = writeln!(io::stderr(), "{name} failed, {what}: {error:#}\n{told}");
     if let Some(first) = one.failed {
         return Err(error.context(format!("failed twice; at first: {first}")));
     }
+    if is_broken {
+        return Err(error);
+    }
     let failed = Some(format!("{error:#}"));
     lock(again).push(Try { failed, ..one });
     Ok(())
+}
+
+/// What a panic says.
+fn text(panic: &dyn Any) -> &str {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+    text.unwrap_or_default()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -1,6 +1,7 @@
 //! What product tests stand on: a cluster with windtunnel installed, and namespaces with pods that
 //! can measure the network from inside.
 
+use std::fmt;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -19,6 +20,17 @@ pub(crate) const ECHO: u16 = 7;
 
 /// A test and its name.
 pub(crate) type Test = (&'static str, fn(&Stage) -> Result<()>);
+
+/// The context of an error that no stall of a machine makes: what was promised was seen broken, and a
+/// second try that goes well takes nothing of that back.
+#[derive(Debug)]
+pub(crate) struct Broken;
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a promise is broken")
+    }
+}
 
 /// The cluster, with windtunnel on it.
 pub(crate) struct Stage {

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use jiff::Timestamp;
 use windtunnel_tests::cluster::poll::until;
 use windtunnel_tests::product::Run;
@@ -20,7 +20,7 @@ use windtunnel_tests::product::deck::{Dealer, End, Fault, Kind, Round};
 
 use super::disk::NODE;
 use super::scene::{SOON, agent_is_ready};
-use super::stage::{Stage, Test};
+use super::stage::{Broken, Stage, Test};
 use body::{BOUND, Body, Ground};
 use deeds::DEEDS;
 use look::{Look, Watch};
@@ -299,7 +299,10 @@ fn is_true(run: &Run<'_>, round: &Round) -> Result<()> {
         );
     }
     let residue = status["cleanup"]["residue"].as_array();
-    ensure!(residue.is_none_or(Vec::is_empty), "residue: {status}");
+    let is_clean = residue.is_none_or(Vec::is_empty);
+    if !is_clean {
+        return Err(anyhow!("residue: {status}").context(Broken));
+    }
     ensure!(
         round.deed != 0 || status["phase"] != "Failed",
         "nothing was done to it, and it failed: {status}"

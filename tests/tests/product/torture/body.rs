@@ -11,7 +11,7 @@ use crate::product::disk::{Disk, NODE};
 use crate::product::io::disk;
 use crate::product::lamp::Lamp;
 use crate::product::scene::SOON;
-use crate::product::stage::{Pod, Space, Stage, Wanted, at, kubectl};
+use crate::product::stage::{Broken, Pod, Space, Stage, Wanted, at, kubectl};
 use crate::product::traces;
 
 /// By when after its window a fault must be gone, whatever was done: the longest lease, and a
@@ -200,9 +200,11 @@ impl Body<'_> {
             ensure!(round.has(Kind::PodKill), "the target's pod is gone");
             self.has_gone()?;
         }
-        let open = traces::open_entries(stage, &self.pod)?;
-        ensure!(open.is_empty(), "the journal still has {open:?}");
-        Ok(())
+        for_good(|| {
+            let open = traces::open_entries(stage, &self.pod)?;
+            ensure!(open.is_empty(), "the journal still has {open:?}");
+            Ok(())
+        })
     }
 
     fn is_as_before(&self, round: &Round) -> Result<()> {
@@ -219,7 +221,7 @@ impl Body<'_> {
         for lamp in &self.lamps {
             lamp.comes_back(Instant::now(), BOUND)?;
         }
-        stage.unchanged(&self.pod, &self.network)?;
+        for_good(|| stage.unchanged(&self.pod, &self.network))?;
         for volume in VOLUMES {
             let calls = disk(space, "app", &format!("{volume}/file"), (3, 10_000))?;
             ensure!(calls.is_well(3), "{volume}: {calls:?}");
@@ -245,13 +247,34 @@ impl Body<'_> {
         left: impl Fn(&Look) -> Result<Vec<String>>,
     ) -> Result<()> {
         let stage = self.ground.space.stage;
-        let mut all = Vec::new();
-        let waited = until("nothing that is left", bound, || {
-            all = left(&self.eye.look(&VOLUMES)?)?;
+        let look = || {
+            let mut all = left(&self.eye.look(&VOLUMES)?)?;
             let injectors = stage.injectors(NODE)?;
             all.extend(injectors.iter().map(|pid| format!("injector {pid}")));
+            anyhow::Ok(all)
+        };
+        let mut all = Vec::new();
+        let waited = until("nothing that is left", bound, || {
+            all = look()?;
             Ok(all.is_empty().then_some(()))
         });
+        if waited.is_err() {
+            for_good(|| {
+                let left = look()?;
+                ensure!(left.is_empty(), "left: {left:?}");
+                Ok(())
+            })?;
+        }
         waited.with_context(|| format!("left: {all:?}"))
+    }
+}
+
+/// Fails with what a look fails with; as broken where it fails for long after as well, which no stall of
+/// a machine makes.
+fn for_good(look: impl Fn() -> Result<()>) -> Result<()> {
+    let Err(error) = look() else { return Ok(()) };
+    match until("nothing that is left later", SOON, || Ok(look().ok())) {
+        Ok(()) => Err(error),
+        Err(_) => Err(error.context(Broken)),
     }
 }
