@@ -9,7 +9,10 @@ use windtunnel_agent::model::Act;
 use windtunnel_agent::wire::{Task, Up};
 
 use crate::injector::{Container, Injector};
-use crate::support::{Subprocess, eventually, plays};
+use crate::support::{Subprocess, eventually, plays, within};
+
+/// How long many processes may take.
+const MANY: Duration = Duration::from_secs(30);
 
 #[test]
 fn a_burner_uses_what_it_was_told_and_dies_with_its_injector() {
@@ -17,7 +20,7 @@ fn a_burner_uses_what_it_was_told_and_dies_with_its_injector() {
     let mut injector = Injector::applied(&container, Act::Cpu { millicores: 300 });
     // The machine may take CPU time away, and a kernel in user mode counts that as used: it is judged
     // in the round that comes closest, and by three in a hundred.
-    let closest = (0..5).map(|_| {
+    let closest = (0..12).map(|_| {
         let (before, start) = (container.used(), Instant::now());
         injector.hold(Duration::from_secs(3));
         let used =
@@ -79,6 +82,13 @@ fn agent() {
 
 #[test]
 fn whatever_forks_in_a_fault_is_gone_soon_after_its_agent() {
+    // The machine may be late, but not each time.
+    let soon = (0..3).any(|_| forks_are_gone_after() < Duration::from_secs(2));
+    assert!(soon);
+}
+
+/// How long what forks in a fault outlives the agent.
+fn forks_are_gone_after() -> Duration {
     let container = Container::new("forks", &[]);
     let task = Task::Container(container.entry(Act::Cpu { millicores: 50 }));
     let task = serde_json::to_string(&task).unwrap();
@@ -107,10 +117,10 @@ fn whatever_forks_in_a_fault_is_gone_soon_after_its_agent() {
             .filter(|pid| namespace(pid).as_ref() == Some(&own))
             .count()
     };
-    eventually("there are many", || inside() > 60);
+    within(MANY, "there are many", || inside() > 60);
     agent.kill();
-    let took = eventually("all are gone", || inside() == 0);
+    let took = within(MANY, "all are gone", || inside() == 0);
     eprintln!("gone after {took:?}");
-    assert!(took < Duration::from_secs(2), "{took:?}");
     bomb.wait().unwrap();
+    took
 }

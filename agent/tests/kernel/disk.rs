@@ -2,14 +2,14 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Child, Command};
 use std::time::Duration;
 
 use windtunnel_agent::kernel::space::Space;
 use windtunnel_agent::model::{Act, FillAct, Until};
 
 use crate::injector::{Container, Injector};
-use crate::io::{container, inside, outcome};
+use crate::io::{container, inside, outcome, outcome_under};
 use crate::support::{SOON, eventually};
 
 const MIB: u64 = 1 << 20;
@@ -46,14 +46,12 @@ fn space(place: &str) -> Space {
     Space::of(fs::File::open(place).unwrap()).unwrap()
 }
 
-/// What a program in the container is told that writes a file of so many KiB.
-fn written(container: &Container, kibibytes: u64) -> String {
+/// A program in the container that writes a file of so many KiB.
+fn write(container: &Container, kibibytes: u64) -> Child {
     let script = format!(
         "dd if=/dev/zero of=/mnt/wt-io/new bs=1k count={kibibytes} conv=fsync 2>&1; rm -f /mnt/wt-io/new"
     );
-    outcome(inside(container, &script), SOON)
-        .expect("dd ends")
-        .1
+    inside(container, &script)
 }
 
 #[test]
@@ -72,7 +70,8 @@ fn a_full_disk_has_no_space_and_has_it_back_when_the_injector_dies() {
             injector.counts.effect["bytes"] > before.free - 2 * MIB,
             "{kind}"
         );
-        let said = written(&container, 2048);
+        let dd = write(&container, 2048);
+        let (_, said) = outcome_under(&mut injector, dd, 2 * SOON).expect("dd ends");
         assert!(said.contains("No space left on device"), "{kind}: {said}");
         let names: Vec<_> = fs::read_dir(&place).unwrap().flatten().collect();
         let ours =
@@ -84,7 +83,7 @@ fn a_full_disk_has_no_space_and_has_it_back_when_the_injector_dies() {
             space(&place).free + MIB > before.free
         });
         eprintln!("{kind}: the space was back after {took:?}");
-        let said = written(&container, 2048);
+        let (_, said) = outcome(write(&container, 2048), 2 * SOON).expect("dd ends");
         assert!(!said.contains("No space"), "{kind}: {said}");
     }
 }

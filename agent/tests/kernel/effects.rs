@@ -15,9 +15,26 @@ const DELAY: u64 = 200;
 const DELAYED: std::ops::Range<Duration> = Duration::from_millis(199)..Duration::from_millis(390);
 const DIRECT: std::ops::Range<Duration> = Duration::ZERO..Duration::from_millis(150);
 
-fn assert_within(range: &std::ops::Range<Duration>, passed: Option<Duration>) {
-    let is_within = passed.is_some_and(|passed| range.contains(&passed));
-    assert!(is_within, "{passed:?} is not within {range:?}");
+/// How often a packet is sent that was late: a wrong dose is wrong each time, a busy machine is not.
+const TRIES: u64 = 5;
+
+/// Fails unless a packet takes as long as it is to; how many were sent.
+fn assert_within(
+    range: &std::ops::Range<Duration>,
+    mut pass: impl FnMut() -> Option<Duration>,
+) -> u64 {
+    for sent in 1.. {
+        let passed = pass();
+        if passed.is_some_and(|passed| range.contains(&passed)) {
+            return sent;
+        }
+        let is_late = passed.is_none_or(|passed| passed >= range.end);
+        assert!(
+            is_late && sent < TRIES,
+            "{passed:?} is not within {range:?}"
+        );
+    }
+    unreachable!("it is tried a few times")
 }
 
 /// A pair with a fault for one of the peer's addresses of each version.
@@ -35,15 +52,16 @@ fn packets_to_the_peer_are_delayed_and_no_others() {
         return;
     }
     let (pair, mut table) = faulty(Direction::Egress, &delay(DELAY));
+    let mut sent = 0;
     for (selected, other) in [(V4[1], V4[2]), (V6[1], V6[2])] {
         let flow = pair.flow(selected, 0);
-        assert_within(&DELAYED, flow.out(SOON));
-        assert_within(&DIRECT, flow.back(SOON));
-        assert_within(&DIRECT, pair.flow(other, 0).out(SOON));
+        sent += assert_within(&DELAYED, || flow.out(SOON));
+        assert_within(&DIRECT, || flow.back(SOON));
+        assert_within(&DIRECT, || pair.flow(other, 0).out(SOON));
     }
-    assert_eq!(selected(&mut table), 2);
+    assert_eq!(selected(&mut table), sent);
     drop(table);
-    assert_within(&DIRECT, pair.flow(V4[1], 0).out(SOON));
+    assert_within(&DIRECT, || pair.flow(V4[1], 0).out(SOON));
 }
 
 #[test]
@@ -52,13 +70,14 @@ fn packets_from_the_peer_are_delayed_and_no_others() {
         return;
     }
     let (pair, mut table) = faulty(Direction::Ingress, &delay(DELAY));
+    let mut sent = 0;
     for (selected, other) in [(V4[1], V4[2]), (V6[1], V6[2])] {
         let flow = pair.flow(selected, 0);
-        assert_within(&DELAYED, flow.back(SOON));
-        assert_within(&DIRECT, flow.out(SOON));
-        assert_within(&DIRECT, pair.flow(other, 0).back(SOON));
+        sent += assert_within(&DELAYED, || flow.back(SOON));
+        assert_within(&DIRECT, || flow.out(SOON));
+        assert_within(&DIRECT, || pair.flow(other, 0).back(SOON));
     }
-    assert_eq!(selected(&mut table), 2);
+    assert_eq!(selected(&mut table), sent);
 }
 
 #[test]
@@ -73,10 +92,12 @@ fn pings_are_delayed_too() {
         (V4[2], &DIRECT),
         (V6[2], &DIRECT),
     ] {
-        let shown = run(&pair.pod, &["ping", "-n", "-c", "1", "-W", "5", peer]);
-        let time = shown.split("time=").nth(1).unwrap();
-        let time: f64 = time.split(' ').next().unwrap().parse().unwrap();
-        assert_within(range, Some(Duration::from_secs_f64(time / 1000.0)));
+        assert_within(range, || {
+            let shown = run(&pair.pod, &["ping", "-n", "-c", "1", "-W", "5", peer]);
+            let time = shown.split("time=").nth(1).unwrap();
+            let time: f64 = time.split(' ').next().unwrap().parse().unwrap();
+            Some(Duration::from_secs_f64(time / 1000.0))
+        });
     }
 }
 
@@ -260,11 +281,11 @@ fn of_two_tables_the_one_with_the_lower_priority_takes_the_packet() {
                 let lossy = make_lossy();
                 (make_slow(), lossy)
             };
-            let passed = pair.flow(V4[1], 0).out(SOON / 10);
+            let flow = pair.flow(V4[1], 0);
             if slow_priority < lossy_priority {
-                assert_within(&DELAYED, passed);
+                assert_within(&DELAYED, || flow.out(SOON));
             } else {
-                assert_eq!(passed, None);
+                assert_eq!(flow.out(SOON / 10), None);
             }
             drop(tables);
         }
@@ -293,7 +314,7 @@ fn what_waits_is_seen_and_drains() {
     if !has_netem() {
         return;
     }
-    let (mut pair, table) = faulty(Direction::Egress, &delay(300));
+    let (mut pair, table) = faulty(Direction::Egress, &delay(1500));
     let flow = pair.flow(V4[1], 0);
     for _ in 0..5 {
         flow.send_out();

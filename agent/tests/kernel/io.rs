@@ -102,6 +102,19 @@ pub(crate) fn outcome(mut child: Child, within: Duration) -> Option<(Duration, S
     None
 }
 
+/// The same of one whose calls an injector is kept alive for.
+pub(crate) fn outcome_under(
+    injector: &mut Injector,
+    child: Child,
+    within: Duration,
+) -> Option<(Duration, String)> {
+    let watched = thread::spawn(move || outcome(child, within));
+    while !watched.is_finished() {
+        injector.hold(Duration::from_millis(5));
+    }
+    watched.join().unwrap()
+}
+
 const READ: &str = "cat /mnt/wt-io/file";
 
 #[test]
@@ -112,7 +125,7 @@ fn calls_hang_on_one_mount_only_and_go_on_when_the_injector_dies() {
         let mut blocked: Vec<Child> = (0..5).map(|_| inside(&container, READ)).collect();
         let killable = inside(&container, READ);
         assert_eq!(
-            outcome(killable, 5 * NEVER),
+            outcome_under(&mut injector, killable, 5 * NEVER),
             None,
             "it hangs, and dies when it is killed"
         );
@@ -151,8 +164,7 @@ fn calls_fail_with_the_errno_that_was_asked_for() {
     ] {
         let mut injector = Injector::applied(&container, Act::Io(act(IoMode::Error(errno))));
         let child = inside(&container, READ);
-        injector.hold(2 * NEVER);
-        let (_, said) = outcome(child, SOON).unwrap();
+        let (_, said) = outcome_under(&mut injector, child, 2 * SOON).unwrap();
         assert!(said.contains(text), "{errno}: {said}");
         injector.kill();
         assert_eq!(
@@ -174,11 +186,7 @@ fn calls_are_late_by_what_was_asked_for_writes_too() {
     let timed = |injector: &mut Injector, script: &str| {
         let start = Instant::now();
         let child = inside(&container, script);
-        let watched = thread::spawn(move || outcome(child, 2 * SOON));
-        while !watched.is_finished() {
-            injector.hold(Duration::from_millis(5));
-        }
-        watched.join().unwrap().expect("it ends");
+        outcome_under(injector, child, 2 * SOON).expect("it ends");
         start.elapsed()
     };
     // The shell opens and writes: two calls. Reading is open, read, and read again to the end.
@@ -311,8 +319,7 @@ fn half_of_the_calls_are_half_of_the_calls() {
     let mut injector = Injector::applied(&container, Act::Io(half));
     let script = "for i in 1 2 3 4 5 6 7 8 9 10; do cat /mnt/wt-io/file 2>&1; echo; done";
     let child = inside(&container, script);
-    injector.hold(Duration::from_secs(1));
-    let (_, said) = outcome(child, SOON).unwrap();
+    let (_, said) = outcome_under(&mut injector, child, 2 * SOON).unwrap();
     assert_eq!(said.matches("content").count(), 5, "{said}");
 }
 

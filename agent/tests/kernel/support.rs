@@ -37,10 +37,15 @@ pub(crate) fn has_netem() -> bool {
 }
 
 /// Tries until it holds, within a bound.
-pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) -> Duration {
+pub(crate) fn eventually(what: &str, holds: impl FnMut() -> bool) -> Duration {
+    within(SOON, what, holds)
+}
+
+/// The same, where what is waited for is much.
+pub(crate) fn within(bound: Duration, what: &str, mut holds: impl FnMut() -> bool) -> Duration {
     let start = Instant::now();
     while !holds() {
-        assert!(start.elapsed() < SOON, "not within {SOON:?}: {what}");
+        assert!(start.elapsed() < bound, "not within {bound:?}: {what}");
         thread::sleep(Duration::from_millis(1));
     }
     start.elapsed()
