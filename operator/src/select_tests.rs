@@ -15,8 +15,8 @@ use crate::{
     mock::Refusal,
 };
 
-/// Longer than whatever needs no answer takes.
-const AT_ONCE: Duration = Duration::from_secs(2);
+/// Longer than whatever needs no answer takes, and shorter than forty waits one after the other.
+const AT_ONCE: Duration = Duration::from_secs(10);
 
 /// A selection that the API server does not take ends the run with its words; one that it cannot
 /// make now is made later, and told meanwhile.
