@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
-use super::measure::{Added, Outcome, Probes, mean, rate, share, twice, within};
+use super::measure::{Added, Outcome, Probes, counts, flood, mean, share, twice, within};
 use super::stage::{ECHO, Pod, Space, Stage, Test, Wanted, at, close};
 
 /// What must not have to share the machine: with others beside them, the packets that are sent are
@@ -114,20 +114,7 @@ fn delay_and_loss_are_as_asked(stage: &Stage) -> Result<()> {
 fn spread(outcome: &Outcome, control: &Outcome) -> Result<()> {
     let every = 2.0;
     ensure!(outcome.min() >= 1299.0, "shortest: {:.2}", outcome.min());
-    let lateness = control.lateness(every);
-    let excused = |sent: f64, back: f64| {
-        let since = lateness.partition_point(|(due, _)| *due < sent + 1700.0 - every);
-        let mut meanwhile = lateness[since..].iter().take_while(|(due, _)| *due <= back);
-        meanwhile.any(|(_, late)| *late > 10.0)
-    };
-    // Nothing can be said of those that came out when the control had ended.
-    let end = lateness.last().map_or(0.0, |(due, _)| *due);
-    let longer: Vec<f64> = outcome
-        .journeys()
-        .filter_map(|(sent, back)| Some((sent, back?)))
-        .filter(|(sent, back)| back - sent > 1720.0 && *back < end && !excused(*sent, *back))
-        .map(|(sent, back)| back - sent)
-        .collect();
+    let longer = outcome.longer(1720.0, control, every, 1700.0);
     // The timer of the queue is late by itself now and then; the control does not meet it.
     ensure!(
         longer.len() * 100 < outcome.answered,
@@ -166,18 +153,17 @@ pub(crate) fn directions_are_those_of_the_target(stage: &Stage) -> Result<()> {
     run.wait("Injected", SOON)?;
     for (ip, counter) in [(&echo.v4, "Udp InDatagrams"), (&echo.v6, "Udp6InDatagrams")] {
         for (port, arrive) in [(11, 0), (12, 100)] {
-            let before = stage.counter(&echo, counter)?;
-            let outcome = space.probe(&client, &at(ip, port), 100, Duration::from_millis(5))?;
-            let arrived = stage.counter(&echo, counter)? - before;
-            ensure!(
-                outcome.answered == 0,
-                "port {port}: {} answers",
-                outcome.answered
-            );
-            ensure!(
-                arrived == arrive,
-                "port {port}: {arrived} of 100 packets reached {ip}"
-            );
+            let what = format!("port {port}: of 100 packets reached {ip}");
+            counts(&what, arrive, || {
+                let before = stage.counter(&echo, counter)?;
+                let outcome = space.probe(&client, &at(ip, port), 100, Duration::from_millis(5))?;
+                ensure!(
+                    outcome.answered == 0,
+                    "port {port}: {} answers",
+                    outcome.answered
+                );
+                Ok(stage.counter(&echo, counter)? - before)
+            })?;
         }
     }
     let control = at(&echo.v4, ECHO);
@@ -324,13 +310,13 @@ fn bandwidth_is_as_asked(stage: &Stage) -> Result<()> {
         };
         twice(|| {
             thread::scope(|scope| {
-                let flood = scope.spawn(|| space.probes(&client, &probes));
-                let rate = rate(stage, &client);
-                let outcome = flood
+                let sender = scope.spawn(|| space.probes(&client, &probes));
+                let rate = flood(stage, &client, "Udp OutDatagrams");
+                let outcome = sender
                     .join()
                     .map_err(|_| anyhow::anyhow!("the flood panicked"))??;
                 let rate = rate.with_context(|| format!("flood: {} sent", outcome[0].sent))?;
-                close("bit/s", rate, 4_000_000.0, 0.05)
+                close("bit/s", rate.carried, 4_000_000.0, 0.05)
             })
         })?;
     }

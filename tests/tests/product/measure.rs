@@ -7,13 +7,13 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 
 use windtunnel_tests::cluster::poll::until;
 
 use super::scene::SOON;
-use super::stage::{Pod, Space, Stage, close};
+use super::stage::{Pod, Space, Stage, close, counter};
 
 /// Milliseconds that a control packet may be late at a calm moment.
 const CALM: f64 = 10.0;
@@ -21,6 +21,8 @@ const CALM: f64 = 10.0;
 const NEXT_TO_NONE: f64 = 0.000_5;
 /// How often packets are sent anew while too few met a calm moment.
 const ROUNDS: usize = 5;
+/// How often what may be lost is sent anew.
+const TRIES: usize = 3;
 /// How much farther off the median of all packets may be if there were too few calm moments: a
 /// machine that is late all the time is not late evenly, and half of the packets may share that.
 const RESTLESS: f64 = 10.0;
@@ -106,6 +108,26 @@ impl Outcome {
                 let late = back.map_or(f64::INFINITY, |back| back - due(number));
                 (due(number), late)
             })
+            .collect()
+    }
+}
+
+impl Outcome {
+    /// Times of packets that took longer than `most` milliseconds, but of those that the machine held up as
+    /// well as the control's, from when they were to come out at the latest.
+    pub(crate) fn longer(&self, most: f64, control: &Self, every: f64, latest: f64) -> Vec<f64> {
+        let lateness = control.lateness(every);
+        let excused = |sent: f64, back: f64| {
+            let since = lateness.partition_point(|(due, _)| *due < sent + latest - every);
+            let mut meanwhile = lateness[since..].iter().take_while(|(due, _)| *due <= back);
+            meanwhile.any(|(_, late)| *late > CALM)
+        };
+        // Nothing can be said of those that came out when the control had ended.
+        let end = lateness.last().map_or(0.0, |(due, _)| *due);
+        self.journeys()
+            .filter_map(|(sent, back)| Some((sent, back?)))
+            .filter(|(sent, back)| back - sent > most && *back < end && !excused(*sent, *back))
+            .map(|(sent, back)| back - sent)
             .collect()
     }
 }
@@ -288,21 +310,50 @@ pub(crate) fn twice(measure: impl Fn() -> Result<()>) -> Result<()> {
     measure().or_else(|first| measure().with_context(|| format!("before that: {first:#}")))
 }
 
-/// Bits per second that leave a pod, over 8 s in the midst of a flood.
-pub(crate) fn rate(stage: &Stage, pod: &Pod) -> Result<f64> {
-    let read = || -> Result<(f64, f64)> {
-        let text = stage.in_netns(pod, &["cat", "/proc/uptime", "/proc/net/dev"])?;
+/// Counts until it is as many as wanted, a few times: the machine may lose some of what is to arrive. Of
+/// what is to be none, or of more than was sent, nothing is forgiven.
+pub(crate) fn counts(what: &str, wanted: u64, count: impl Fn() -> Result<u64>) -> Result<()> {
+    let mut found = Vec::new();
+    while found.len() < TRIES {
+        found.push(count()?);
+        let last = found.last().copied().unwrap_or_default();
+        ensure!(last <= wanted, "{what}: {last}, not {wanted}");
+        if last == wanted {
+            return Ok(());
+        }
+    }
+    bail!("{what}: {found:?}, not {wanted}")
+}
+
+/// A flood of UDP packets out of a pod, over 8 s of it.
+pub(crate) struct Flood {
+    /// Bits per second that leave the pod.
+    pub(crate) carried: f64,
+    /// Packets per second that its program has sent.
+    pub(crate) offered: f64,
+}
+
+/// Measures a flood that begins now; how many packets are sent says a counter.
+pub(crate) fn flood(stage: &Stage, pod: &Pod, sent: &str) -> Result<Flood> {
+    let read = || -> Result<(f64, f64, f64)> {
+        let files = ["uptime", "net/snmp", "net/snmp6", "net/dev"];
+        let files = files.map(|file| format!("/proc/{file}"));
+        let files = files.iter().map(String::as_str);
+        let argv: Vec<&str> = ["cat"].into_iter().chain(files).collect();
+        let text = stage.in_netns(pod, &argv)?;
+        let packets = counter(&text, sent).context("no counter")? as f64;
         let uptime = text.split_whitespace().next().and_then(|t| t.parse().ok());
         let sent = text
             .lines()
             .find_map(|line| line.trim().strip_prefix("eth0:"))
             .and_then(|counts| counts.split_whitespace().nth(8))
             .and_then(|sent| sent.parse().ok());
-        uptime
+        let (uptime, sent) = uptime
             .zip(sent)
-            .with_context(|| format!("no counters in {text}"))
+            .with_context(|| format!("no counters in {text}"))?;
+        Ok((uptime, sent, packets))
     };
-    let (_, idle) = read()?;
+    let (_, idle, _) = read()?;
     let first = until("a flood", SOON, || {
         let now = read()?;
         Ok((now.1 > idle + 500_000.0).then_some(now))
@@ -311,5 +362,9 @@ pub(crate) fn rate(stage: &Stage, pod: &Pod) -> Result<f64> {
         let now = read()?;
         Ok((now.0 >= first.0 + 8.0).then_some(now))
     })?;
-    Ok((last.1 - first.1) * 8.0 / (last.0 - first.0))
+    let seconds = last.0 - first.0;
+    Ok(Flood {
+        carried: (last.1 - first.1) * 8.0 / seconds,
+        offered: (last.2 - first.2) / seconds,
+    })
 }

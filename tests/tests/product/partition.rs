@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 
-use super::stage::{ECHO, Stage, Test, at};
+use super::measure::counts;
+use super::stage::{ECHO, Pod, Stage, Test, at};
 
 /// Tests that touch only what is in their own namespace.
 pub(crate) const GENTLE: &[Test] = &[(
@@ -34,29 +35,31 @@ faults:
             ),
         )?;
         run.wait("Injected", SOON)?;
-        let (sent, came) = (
-            stage.counter(&client, "Udp OutDatagrams")?,
-            stage.counter(&echo, "Udp InDatagrams")?,
-        );
-        let outcome = probe(&echo.v4)?;
-        let sent = stage.counter(&client, "Udp OutDatagrams")? - sent;
-        let came = stage.counter(&echo, "Udp InDatagrams")? - came;
-        ensure!(
-            outcome.answered == 0,
-            "{direction}: {} answers",
-            outcome.answered
-        );
-        ensure!(came == arrive, "{direction}: {came} of 100 packets arrived");
-        ensure!(
-            sent == 100,
-            "{direction}: the sender was let send {sent} of 100"
-        );
-        let spared = probe(&other.v4)?;
-        ensure!(
-            spared.answered == 100,
-            "{direction}: another peer answered {} of 100",
-            spared.answered
-        );
+        counts(&format!("{direction}: packets arrived"), arrive, || {
+            let (sent, came) = (
+                stage.counter(&client, "Udp OutDatagrams")?,
+                stage.counter(&echo, "Udp InDatagrams")?,
+            );
+            let outcome = probe(&echo.v4)?;
+            let sent = stage.counter(&client, "Udp OutDatagrams")? - sent;
+            let came = stage.counter(&echo, "Udp InDatagrams")? - came;
+            ensure!(
+                outcome.answered == 0,
+                "{direction}: {} answers",
+                outcome.answered
+            );
+            ensure!(
+                sent == 100,
+                "{direction}: the sender was let send {sent} of 100"
+            );
+            Ok(came)
+        })?;
+        let answers = |of: &Pod| Ok(probe(&of.v4)?.answered as u64);
+        counts(
+            &format!("{direction}: answers of another peer"),
+            100,
+            || answers(&other),
+        )?;
         run.abort()?;
         run.wait("Finished", SOON)?;
         ensure!(
@@ -64,12 +67,9 @@ faults:
             "status: {}",
             run.status()?
         );
-        let after = probe(&echo.v4)?;
-        ensure!(
-            after.answered == 100,
-            "after {direction}: {} answers",
-            after.answered
-        );
+        counts(&format!("after {direction}: answers"), 100, || {
+            answers(&echo)
+        })?;
     }
     Ok(())
 }
