@@ -62,6 +62,16 @@ impl Lamp {
         })
     }
 
+    /// How long after a moment a packet of a row was lost last, and how long after it packets were answered
+    /// again. Packets that were not sent, on a machine that stood still, may have been either.
+    pub(crate) fn silence(&self, since: Instant, bound: Duration) -> Result<(Duration, Duration)> {
+        let back = self.comes_back(since, bound)?;
+        // Until it is known of all packets before that whether they are lost.
+        reach(Instant::now() + LOST);
+        let last = self.dark(since).1.map(|last| last.duration_since(since));
+        Ok((last.unwrap_or_default().min(back), back))
+    }
+
     /// When the echo was first and last seen dark since a moment: the first and the last packet of
     /// rows of lost ones.
     pub(crate) fn dark(&self, since: Instant) -> (Option<Instant>, Option<Instant>) {

@@ -2,6 +2,7 @@
 //! lets none begin.
 
 use std::io::{self, Write};
+use std::sync::mpsc::{self, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,6 +12,7 @@ use kube::api::{Api, PostParams};
 use windtunnel_tests::cluster::poll::until;
 use windtunnel_tests::product::{NAMESPACE, Run};
 
+use super::lamp::Lamp;
 use super::scene::{GONE, SOON, Scene, Stopped, ended, silence};
 use super::stage::{Pod, Stage, Test, Wanted, kubectl};
 use super::traces;
@@ -27,10 +29,12 @@ pub(crate) const ROUGH: &[Test] = &[
 ];
 
 const NAME: &str = "windtunnel-stop";
-/// What is there on a node while the end of its faults is waited for.
-const WATCHED: &str = "/tmp/windtunnel-watched";
 /// By when every fault of the cluster is gone.
 const PROMISED: Duration = Duration::from_secs(2);
+/// How far apart looks around that moment may be.
+const CLOSE: Duration = Duration::from_secs(1);
+/// How often the stop is pulled where they are farther.
+const TRIES: usize = 3;
 
 /// The `ConfigMap` of the emergency stop, for as long as this value lives.
 struct Stop<'a>(&'a Stage);
@@ -69,39 +73,19 @@ impl Drop for Stop<'_> {
 fn the_emergency_stop_ends_and_refuses_everything(stage: &Stage) -> Result<()> {
     let one = Hit::set(stage, "the_emergency_stop_one", "node1")?;
     let two = Hit::set(stage, "the_emergency_stop_two", "node2")?;
-    let runs = [one.begin()?, two.begin()?];
-    let (stop, over) = thread::scope(|scope| {
-        let watched = [&one, &two].map(|hit| scope.spawn(|| hit.is_over()));
-        for hit in [&one, &two] {
-            hit.is_watched()?;
+    let hits = [&one, &two];
+    let mut tries = 1..=TRIES;
+    let stop = loop {
+        ensure!(tries.next().is_some(), "looks were too far apart each time");
+        let (stop, is_decided) = stopped(stage, hits)?;
+        if is_decided {
+            break stop;
         }
-        let (stop, asked) = Stop::pull(stage)?;
-        let mut over = Duration::ZERO;
-        for seen in watched {
-            let seen = seen.join().unwrap_or_else(|_| bail!("panicked"))?;
-            over = over.max(seen.duration_since(asked));
+        drop(stop);
+        for hit in hits {
+            chaos_goes_on(&hit.scene)?;
         }
-        for hit in [&one, &two] {
-            over = over.max(hit.scene.lamp.comes_back(asked, SOON)?);
-        }
-        anyhow::Ok((stop, over))
-    })?;
-    let _ = writeln!(
-        io::stderr(),
-        "eight faults on two nodes were over {over:?} after the emergency stop"
-    );
-    ensure!(
-        over < PROMISED,
-        "the last fault ended {over:?} after the stop"
-    );
-    for ((run, uid), hit) in runs.iter().zip([&one, &two]) {
-        ended(run, "Aborted", "EmergencyStop")?;
-        for pod in [&hit.scene.echo, &hit.busy, &hit.still] {
-            let target = traces::target(stage, uid, pod)?;
-            ensure!(target["state"] == "Recovered", "the agent says {target}");
-        }
-        hit.scene.is_as_before()?;
-    }
+    };
     let scene = &one.scene;
     let refused = scene.silence("refused", "20s", "0s")?;
     ended(&refused, "Aborted", "EmergencyStop")?;
@@ -111,6 +95,89 @@ fn the_emergency_stop_ends_and_refuses_everything(stage: &Stage) -> Result<()> {
     ensure!(asked.is_empty(), "a node was asked: {asked:?}");
     drop(stop);
     chaos_goes_on(scene)
+}
+
+/// Faults and the stop that ends them, and whether looks were close enough to say that it was in time.
+fn stopped<'a>(stage: &'a Stage, hits: [&Hit<'a>; 2]) -> Result<(Stop<'a>, bool)> {
+    let runs = [hits[0].begin()?, hits[1].begin()?];
+    let (stop, asked, looks) = thread::scope(|scope| {
+        let (shows, see) = mpsc::channel();
+        let watched = hits.map(|hit| {
+            let shows = shows.clone();
+            scope.spawn(move || hit.watch(&shows))
+        });
+        drop(shows);
+        for _ in hits {
+            see.recv().context("nobody looks at the faults")?;
+        }
+        let (stop, asked) = Stop::pull(stage)?;
+        let looks = watched.map(|looks| looks.join().unwrap_or_else(|_| bail!("panicked")));
+        anyhow::Ok((stop, asked, looks))
+    })?;
+    let mut is_decided = true;
+    for (looks, hit) in looks.into_iter().zip(hits) {
+        is_decided &= in_time(&looks?, asked)?;
+        is_decided &= was_lit_in_time(&hit.scene.lamp, asked)?;
+    }
+    for ((run, uid), hit) in runs.iter().zip(hits) {
+        ended(run, "Aborted", "EmergencyStop")?;
+        for pod in [&hit.scene.echo, &hit.busy, &hit.still] {
+            let target = traces::target(stage, uid, pod)?;
+            ensure!(target["state"] == "Recovered", "the agent says {target}");
+        }
+        hit.scene.is_as_before()?;
+    }
+    Ok((stop, is_decided))
+}
+
+/// What a look at the pods of a node has shown.
+struct Look {
+    begun: Instant,
+    ended: Instant,
+    /// What there is of faults; empty if they are over.
+    shows: String,
+}
+
+/// Fails if a look that began when all was to be over still showed a fault. Whether the looks around
+/// that moment were close enough to say that none was there.
+fn in_time(looks: &[Look], asked: Instant) -> Result<bool> {
+    for look in looks {
+        let after = |moment: Instant| moment.saturating_duration_since(asked).as_secs_f64();
+        let _ = writeln!(
+            io::stderr(),
+            "  {:.2} to {:.2} s after the stop: {:?}",
+            after(look.begun),
+            after(look.ended),
+            look.shows
+        );
+    }
+    let due = asked + PROMISED;
+    let late = looks.iter().find(|l| l.begun >= due && !l.shows.is_empty());
+    ensure!(
+        late.is_none(),
+        "a fault was there {:?} after the stop: {}",
+        late.map(|look| look.begun.duration_since(asked)),
+        late.map_or("", |look| &look.shows)
+    );
+    let [.., before, free] = looks else {
+        bail!("too few looks")
+    };
+    let gap = (free.begun - before.begun).max(free.ended - free.begun);
+    Ok(free.ended < due || gap <= CLOSE)
+}
+
+/// The same of an echo that answers again.
+fn was_lit_in_time(lamp: &Lamp, asked: Instant) -> Result<bool> {
+    let (dark, back) = lamp.silence(asked, SOON)?;
+    let _ = writeln!(
+        io::stderr(),
+        "  silent {dark:.2?} and lit {back:.2?} after the stop"
+    );
+    ensure!(
+        dark < PROMISED,
+        "an echo was silent {dark:?} after the stop"
+    );
+    Ok(back < PROMISED || back.saturating_sub(dark) <= CLOSE)
 }
 
 /// The operator and the agents see the end of a stop each for themselves: the first tries may be early.
@@ -145,11 +212,6 @@ struct Hit<'a> {
 impl<'a> Hit<'a> {
     fn set(stage: &'a Stage, test: &str, node: &str) -> Result<Self> {
         let scene = Scene::set(stage, test, node)?;
-        stage
-            .cluster
-            .node(node)?
-            .run(&["rm", "-f", WATCHED])?
-            .text()?;
         let wanted = ["busy", "still"].map(|name| Wanted {
             name,
             app: name,
@@ -189,40 +251,48 @@ impl<'a> Hit<'a> {
         Ok((run, uid))
     }
 
-    /// Waits until somebody waits for the end of the faults.
-    fn is_watched(&self) -> Result<()> {
-        let node = self.scene.space.stage.cluster.node(&self.scene.echo.node)?;
-        until("a look at the faults", SOON, || {
-            let seen = node.run(&["test", "-e", WATCHED])?;
-            Ok(seen.text().is_ok().then_some(()))
-        })
-    }
-
-    /// Waits until no pod has a table, a process of somebody else, or one that is held; when that was.
-    fn is_over(&self) -> Result<Instant> {
+    /// Looks at the pods until, once there was something to see, no pod has a table, a process of somebody
+    /// else, or one that is held; what each look has shown. Says when there is something to see.
+    fn watch(&self, shows: &Sender<()>) -> Result<Vec<Look>> {
         let stage = self.scene.space.stage;
-        let node = &self.scene.echo.node;
+        let node = stage.cluster.node(&self.scene.echo.node)?.at_once();
         let pods = [&self.scene.echo, &self.busy, &self.still];
         let checks = pods.iter().zip(self.processes).map(|(pod, processes)| {
             let first = stage.pid(pod)?;
-            Ok(format!("is_free {first} {} {processes}", pod.uid))
+            Ok(format!("look {first} {} {processes}", pod.uid))
         });
-        let checks = checks.collect::<Result<Vec<_>>>()?.join(" && ");
+        let checks = checks.collect::<Result<Vec<_>>>()?.join("\n");
         let script = format!(
-            "is_free() {{
-                tables=$(nsenter --target $1 --net nft list tables) && [ -z \"$tables\" ] || return 1
+            "look() {{
+                tables=$(nsenter --target $1 --net nft list tables) || exit 3
+                [ -z \"$tables\" ] || echo \"$tables\"
                 pids=$(cat /sys/fs/cgroup/kubepods*/pod$2/*/cgroup.procs /sys/fs/cgroup/kubepods*/*/pod$2/*/cgroup.procs 2>/dev/null)
-                [ -n \"$pids\" ] && [ $(echo \"$pids\" | wc -l) -le $3 ] || return 1
-                for pid in $pids; do ! grep -q '^TracerPid:.*[1-9]' /proc/$pid/status || return 1; done
+                [ -n \"$pids\" ] || exit 3
+                [ $(echo \"$pids\" | wc -l) -le $3 ] || echo more processes
+                for pid in $pids; do ! grep -qs '^TracerPid:.*[1-9]' /proc/$pid/status || echo $pid is held; done
             }}
-            ! ( {checks} ) || exit 1
-            touch {WATCHED}
-            until {checks}; do sleep 0.02; done
-            rm {WATCHED}"
+            {checks}"
         );
-        let run = stage.cluster.node(node)?.run(&["sh", "-c", &script])?;
-        run.text().context("wait for the end of the faults")?;
-        Ok(Instant::now())
+        let mut looks = Vec::new();
+        until("the end of the faults", SOON * 2, || {
+            let begun = Instant::now();
+            // A look that fails shows nothing.
+            let ran = node.run(&["sh", "-c", &script]).and_then(|ran| ran.text());
+            let Ok(text) = ran else { return Ok(None) };
+            if looks.is_empty() {
+                if text.is_empty() {
+                    return Ok(None);
+                }
+                shows.send(())?;
+            }
+            looks.push(Look {
+                begun,
+                ended: Instant::now(),
+                shows: text.trim().replace('\n', ", "),
+            });
+            Ok(text.is_empty().then_some(()))
+        })?;
+        Ok(looks)
     }
 }
 
@@ -248,8 +318,8 @@ fn the_emergency_stop_ends_every_phase(stage: &Stage) -> Result<()> {
         run.until(phase, SOON, |status| status["phase"] == phase)?;
     }
     let (stop, asked) = Stop::pull(stage)?;
-    let took = far.lamp.comes_back(asked, SOON)?;
-    ensure!(took < PROMISED, "a fault ended {took:?} after the stop");
+    let is_decided = was_lit_in_time(&far.lamp, asked)?;
+    ensure!(is_decided, "packets were too far apart");
     for run in [&open, &waiting] {
         ended(run, "Aborted", "EmergencyStop")?;
     }
