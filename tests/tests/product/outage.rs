@@ -9,7 +9,7 @@ use windtunnel_tests::cluster::poll::{reach, until};
 use windtunnel_tests::cluster::{Action, Signal};
 use windtunnel_tests::product::{NAMESPACE, Run};
 
-use super::scene::{GONE, SOON, Scene, ended};
+use super::scene::{GONE, SOON, Scene, ended, started};
 use super::stage::{Stage, Test, kubectl};
 use super::traces;
 
@@ -129,7 +129,8 @@ fn a_short_outage_of_the_api_server_reverts_nothing(stage: &Stage) -> Result<()>
     answers()?;
     run.wait("Finished", 2 * SOON)?;
     ended(&run, "Completed", "WindowsClosed")?;
-    scene.lamp.was_out(dark, dark + Duration::from_secs(52))?;
+    let begun = started(&run)?.context("it was never started")?;
+    scene.lamp.was_out(dark, begun + Duration::from_secs(59))?;
     stage.windtunnel.wait_for_operators()?;
     scene.is_as_before()
 }

@@ -4,6 +4,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use jiff::Timestamp;
 use windtunnel_tests::cluster::Signal;
 use windtunnel_tests::cluster::poll::until;
 use windtunnel_tests::product::{NAMESPACE, Run};
@@ -174,6 +175,22 @@ pub(crate) fn ended(run: &Run<'_>, phase: &str, reason: &str) -> Result<()> {
         ensure!(is == "True", "{condition} is {is}: {status}");
     }
     Ok(())
+}
+
+/// When a run was started, by its own account.
+pub(crate) fn started(run: &Run<'_>) -> Result<Option<Instant>> {
+    let status = run.status()?;
+    let Some(text) = status["startTime"].as_str() else {
+        return Ok(None);
+    };
+    let at: Timestamp = text.parse().with_context(|| format!("read {text:?}"))?;
+    // It may lie ahead, where agents are given time.
+    let now = Instant::now();
+    let ago = Timestamp::now().duration_since(at);
+    Ok(Some(match Duration::try_from(ago) {
+        Ok(ago) => now.checked_sub(ago).context("long before this machine")?,
+        Err(_) => now + ago.unsigned_abs(),
+    }))
 }
 
 /// Restarts so far of the containers of a pod in the release namespace.
