@@ -50,7 +50,9 @@ pub(crate) fn a_paused_container_stands_still(stage: &Stage) -> Result<()> {
     let space = stage.space("a_paused_container_stands_still")?;
     let (echo, client) = echo_and_client(&space)?;
     let probe = || space.probe(&client, &at(&echo.v4, ECHO), 20, Duration::from_millis(20));
-    ensure!(probe()?.answered > 0, "no answer before the fault");
+    until("an answer before the fault", SOON, || {
+        Ok((probe()?.answered > 0).then_some(()))
+    })?;
     let run = space.run(
         "pause",
         "
