@@ -4,6 +4,7 @@
 //! services running and listens for the harness on the management network ([`hands`]).
 
 mod agent;
+mod clock;
 mod config;
 mod hands;
 mod images;

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use nix::mount::{MsFlags, mount};
 use nix::unistd::sethostname;
 
-use super::config;
+use super::{clock, config};
 use crate::cluster::guest::{
     PATH, make_dirs, mount_base, mount_disk, mount_host, mount_new, power_off,
 };
@@ -34,6 +34,7 @@ fn run(index: u8) -> Result<()> {
         &layout::node_directory(&name).display().to_string(),
         MsFlags::empty(),
     )?;
+    clock::set(&layout::node_directory(&name))?;
     mount_writable()?;
     fake_clock_speed()?;
     tune()?;
