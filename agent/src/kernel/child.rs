@@ -193,7 +193,7 @@ pub fn is_one(proc: &Proc, pid: i32) -> bool {
     arguments
         .first()
         .is_some_and(|name| name == NAME.as_bytes())
-        && proc.runs_this(pid)
+        && proc.runs(pid, env!("CARGO_PKG_NAME"))
 }
 
 /// Moves this process into the control group namespace of pid 1.

@@ -6,7 +6,6 @@
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStringExt as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -168,17 +167,12 @@ impl Proc {
         text.split(|byte| *byte == 0).map(<[u8]>::to_vec).collect()
     }
 
-    /// Whether a process runs the program that this process runs, by its file's name: another version of
-    /// it is another file.
+    /// Whether a process runs a program of this name: another version of one is another file.
     #[must_use]
-    pub fn runs_this(&self, pid: i32) -> bool {
-        let name = |link: PathBuf| {
-            let path = fs::read_link(link).ok()?.into_os_string().into_vec();
-            let path = path.strip_suffix(b" (deleted)").unwrap_or(&path).to_vec();
-            path.rsplit(|byte| *byte == b'/').next().map(<[u8]>::to_vec)
-        };
-        let own = name(PathBuf::from("/proc/self/exe"));
-        own.is_some() && own == name(self.path(pid).join("exe"))
+    pub fn runs(&self, pid: i32, program: &str) -> bool {
+        let path = fs::read_link(self.path(pid).join("exe")).unwrap_or_default();
+        let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+        name.strip_suffix(b" (deleted)").unwrap_or(name) == program.as_bytes()
     }
 
     /// Whether two processes are in the same pid namespace, as far as can be seen.

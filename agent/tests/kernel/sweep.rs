@@ -3,7 +3,7 @@
 use std::os::unix::fs::symlink;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use nix::sys::stat::Mode;
@@ -128,6 +128,11 @@ fn what_an_agent_tries_meanwhile_is_no_residue() {
     let names: Vec<&str> = found.iter().map(|r| r.name.as_str()).collect();
     assert_eq!(names, [lost.child.to_string()]);
     assert!(child::is_one(&Proc::new("/proc"), trial.child));
+    // What calls itself so and is another program is none.
+    let mut other = Command::new("cat");
+    let other = other.arg0("windtunnel-child").stdin(Stdio::piped());
+    let other = Process(other.spawn().unwrap());
+    assert!(!child::is_one(&Proc::new("/proc"), other.pid()));
 }
 
 /// A process of this test with a child that looks like an injector's, and ends with it.
@@ -138,7 +143,10 @@ struct WithChild {
 
 impl WithChild {
     fn new(directory: &Path, command: &str) -> Self {
-        let script = "coproc exec -a windtunnel-child cat\nwait\n";
+        // By its name and its program an injector's child is known.
+        let program = directory.join("windtunnel-agent");
+        std::fs::copy("/bin/cat", program).unwrap();
+        let script = "coproc exec -a windtunnel-child ./windtunnel-agent\nwait\n";
         std::fs::write(directory.join(command), script).unwrap();
         let mut bash = Command::new("bash");
         bash.arg0("/proc/self/exe").arg(command);
