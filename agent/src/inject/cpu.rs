@@ -129,7 +129,8 @@ impl Effect for Burn {
         if !self.read()? && self.milliseconds > 0 {
             return Err("the burner is not in the container's control group".to_owned());
         }
-        self.silent += 1;
+        // Until it has said anything, it is the proof that is waited for, and looked for more often.
+        self.silent += u32::from(self.milliseconds > 0);
         if self.silent > SILENT {
             return Err("the burner says nothing: it is stopped, or is given no CPU".to_owned());
         }
