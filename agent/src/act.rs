@@ -22,7 +22,7 @@ use crate::{
         nft::{Device, Table},
         proc::ProcError,
     },
-    model::{Ended, Entry, Key, NetworkEntry, Objects, State},
+    model::{Detour, Ended, Entry, Key, NetworkEntry, Objects, State},
     node::Node,
     prepare,
     supervisor::SupervisorError,
@@ -179,7 +179,10 @@ fn note(node: &mut Node, key: &Key, change: impl FnOnce(&mut Entry)) {
 }
 
 fn end(node: &mut Node, key: &Key, ended: Ended, now: Now) {
-    node.metrics.count_end(&ended);
+    let entry = node.journal.entries().get(key);
+    if entry.is_none_or(|entry| entry.ended().is_none()) {
+        node.metrics.count_end(&ended);
+    }
     if matches!(
         ended.outcome,
         TargetState::Failed | TargetState::Interrupted
@@ -317,6 +320,17 @@ pub(crate) fn netns(node: &Node, entry: &Entry) -> Result<Option<NetNs>, ActErro
     Ok((netns.id() == network.netns).then_some(netns))
 }
 
+/// The detours of a fault as they are looked for in its namespace: by their names, and by their indices
+/// where a process of the pod tells that the namespace is the pod's.
+pub(crate) fn detours(node: &Node, entry: &Entry, network: &NetworkEntry) -> Vec<Detour> {
+    let is_own = member(node, entry, network.netns).is_some();
+    let mut detours = network.detours.clone();
+    for detour in &mut detours {
+        detour.ifb_index = detour.ifb_index.filter(|_| is_own);
+    }
+    detours
+}
+
 /// Removes what is inert by now; once it is gone, checks the target.
 fn clean(node: &mut Node, key: &Key, now: Now) -> Result<(), ActError> {
     let Some(entry) = node.journal.entries().get(key).cloned() else {
@@ -327,7 +341,7 @@ fn clean(node: &mut Node, key: &Key, now: Now) -> Result<(), ActError> {
     };
     if let (Some(netns), Some(network)) = (netns(node, &entry)?, entry.network()) {
         let overdue = now.boot >= ended.ended_at + network.drain;
-        match impair::remove(&netns, &network.detours, overdue) {
+        match impair::remove(&netns, &detours(node, &entry, network), overdue) {
             Ok(false) => return Ok(()),
             Ok(true) => {}
             // The check says what is left.

@@ -37,7 +37,7 @@ const LONGEST_WAIT: Duration = Duration::from_millis(500);
 /// After which time a step that failed, or changed nothing, is tried again.
 const RETRY: Duration = Duration::from_millis(200);
 /// How long packets may wait in queues that are removed at the end, with what is left of them then; the
-/// chart gives an agent 5 s to end.
+/// chart gives an agent 10 s to end.
 const LEAVE: Duration = Duration::from_secs(3);
 /// The most passes in a row without waiting.
 const PASSES: usize = 16;

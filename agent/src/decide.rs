@@ -27,7 +27,6 @@ mod prepare;
 mod report;
 #[cfg(test)]
 mod restarts;
-#[cfg(test)]
 mod sandbox;
 #[cfg(test)]
 mod testing;

@@ -29,7 +29,7 @@ use crate::{
     model::{Key, State, Sweep},
     probe, replay,
     supervisor::{Leave, Supervisor},
-    targets::{Places, is_deserted},
+    targets::{Places, is_alive, is_deserted},
 };
 
 /// Where kube-proxy in IPVS mode has the addresses of Services.
@@ -244,7 +244,7 @@ impl Node {
             };
             is_gone && e.window.is_some_and(|window| now < window.end)
         });
-        let revived = gone.filter(|e| !is_deserted(&e.pod_cgroup));
+        let revived = gone.filter(|e| is_alive(&e.pod_cgroup));
         self.revived = revived.map(|e| e.key.clone()).collect();
         self.deserted.retain(|key, _| empty.contains(key));
         for key in empty {

@@ -11,7 +11,7 @@ use crate::{
     decide::{Decision, Now, RESTARTED, Step},
     impair, inject,
     kernel::proc::{ProcError, ProcessId},
-    model::{Counts, Ended, Entry, Key, State},
+    model::{Counts, Ended, Entry, State},
     node::Node,
     prepare,
 };
@@ -31,13 +31,7 @@ pub fn replay(node: &mut Node, now: Now) {
 /// Ends what this agent has begun, and removes what is inert by then: nobody else may. Returns by
 /// `until`, on the boot clock, or soon after.
 pub fn leave(node: &mut Node, clock: impl Fn() -> Now, until: Duration) {
-    let live: Vec<Key> = node.supervisor.live().into_keys().collect();
-    for key in live {
-        // What cannot be killed here dies with this process.
-        if let Err(error) = node.supervisor.kill(&key) {
-            tracing::warn!(error = chain(&error), ?key, "cannot end an injector");
-        }
-    }
+    node.supervisor.end_all(KILLED);
     take_back(node, clock(), Some(ReclaimedBy::Agent));
     loop {
         let entries = node.journal.entries().values();
@@ -50,7 +44,7 @@ pub fn leave(node: &mut Node, clock: impl Fn() -> Now, until: Duration) {
                 if let (Ok(Some(netns)), Some(network)) = (act::netns(node, entry), entry.network())
                 {
                     // The check says what is left.
-                    let _ = impair::remove(&netns, &network.detours, true);
+                    let _ = impair::remove(&netns, &act::detours(node, entry, network), true);
                 }
             }
         }
@@ -82,7 +76,7 @@ fn take_back(node: &mut Node, now: Now, by: Option<ReclaimedBy>) {
         .collect();
     for entry in open {
         let key = entry.key.clone();
-        tracing::info!(?key, "taking back what the agent before had begun");
+        tracing::info!(?key, "taking back what is in place");
         if entry.state == State::Prepared && entry.injected_before.is_none() {
             // It had no effect yet: as if it had never been prepared.
             prepare::undo(node, &entry);
@@ -104,6 +98,8 @@ fn check_anew(node: &mut Node, now: Now) {
     let entries = node.journal.entries().values();
     let mut before: Vec<Entry> = entries
         .filter(|e| e.boot_id != node.boot_id)
+        // Once: what it is given then is of this clock.
+        .filter(|e| e.ended().is_some_and(|ended| ended.ended_at > now.boot))
         .cloned()
         .collect();
     for entry in &mut before {
@@ -143,13 +139,13 @@ pub fn outlived(entry: &Entry, boot_id: &str, killed: bool, now: Now) -> Ended {
         (
             TargetState::Failed,
             RESTARTED,
-            "the agent died before the fault was injected",
+            "the agent ended before the fault was injected",
         )
     } else if entry.boot_id == boot_id {
         (
             TargetState::Interrupted,
             RESTARTED,
-            "the agent died; the fault ended with it",
+            "the agent ended, and the fault with it",
         )
     } else {
         (
@@ -181,12 +177,15 @@ pub fn outlived(entry: &Entry, boot_id: &str, killed: bool, now: Now) -> Ended {
 /// journal says, nothing else is killed.
 fn kill(node: &Node, process: ProcessId) -> Result<bool, ProcError> {
     let proc = &node.settings.places.proc;
-    if !inject::is_one(proc, process.pid) {
-        return Ok(false);
-    }
-    let Some(handle) = proc.kill(process)? else {
+    let Some(handle) = proc.open(process)? else {
         return Ok(false);
     };
+    // One that is dying has no arguments any more.
+    if inject::is_one(proc, process.pid) {
+        handle.kill()?;
+    } else if !proc.is_dying(process.pid) {
+        return Ok(false);
+    }
     // The checks that follow find one that is still there.
     let _ = handle.ends_within(KILLED);
     Ok(true)

@@ -12,7 +12,7 @@ use std::{
     },
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use jiff::Timestamp;
@@ -242,6 +242,20 @@ impl Supervisor {
         self.injectors
             .get(key)
             .map_or(Ok(()), |injector| injector.handle.kill())
+    }
+
+    /// Kills all injectors, and sees them end: all of them in one time.
+    pub fn end_all(&self, patience: Duration) {
+        let handles = || self.injectors.values().map(|injector| &injector.handle);
+        for handle in handles() {
+            // What cannot be killed dies with this process.
+            let _ = handle.kill();
+        }
+        let until = Instant::now() + patience;
+        for handle in handles() {
+            // What is still there is found by the checks.
+            let _ = handle.ends_within(until.saturating_duration_since(Instant::now()));
+        }
     }
 
     /// Forgets an injector that has exited.

@@ -210,6 +210,12 @@ pub fn is_deserted(pod: &Path) -> bool {
     cgroup::pids(pod).is_ok_and(|pids| pids.is_empty())
 }
 
+/// Whether a process is in a pod's control group.
+#[must_use]
+pub fn is_alive(pod: &Path) -> bool {
+    cgroup::pids(pod).is_ok_and(|pids| !pids.is_empty())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

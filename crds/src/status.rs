@@ -218,7 +218,7 @@ pub struct DrawnPod {
     pub node: String,
 }
 
-/// What the nodes were checked for, and what was found.
+/// What took the faults back, what the nodes were checked for, and what was found.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Cleanup {

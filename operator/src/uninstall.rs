@@ -24,6 +24,8 @@ const POLL: Duration = Duration::from_millis(500);
 const SLACK: Duration = Duration::from_secs(15);
 /// How long the API server is asked to let go of what is held.
 const RELEASE: Duration = Duration::from_mins(1);
+/// How long the operator is waited for that was told to end.
+const ENDING: Duration = Duration::from_secs(10);
 /// The operator, as the chart names it.
 const OPERATOR: &str = "windtunnel-operator";
 
@@ -81,13 +83,32 @@ pub async fn uninstall(
         }
         sleep(POLL).await;
     }
-    // Whoever begins a run from now on finds nobody who holds anything for it.
-    if let Err(error) = end_operator(&client, namespace).await {
-        tracing::warn!(error = chain(&error), "the operator cannot be ended first");
-    }
     let until = Instant::now() + bounds.release;
+    // Whoever begins a run from now on finds nobody who holds anything for it.
+    let replicas = match end_operator(&client, namespace, until).await {
+        Ok(replicas) => replicas,
+        Err(error) => {
+            tracing::warn!(error = chain(&error), "the operator cannot be ended first");
+            None
+        }
+    };
+    let released = release(&client, namespace, until).await;
+    if let (Err(_), Some(replicas)) = (&released, replicas) {
+        // It is still installed.
+        if let Err(error) = scale(&client, namespace, replicas).await {
+            tracing::warn!(
+                error = chain(&error),
+                "the operator cannot be started again"
+            );
+        }
+    }
+    released
+}
+
+/// Releases all that is held, until then.
+async fn release(client: &Client, namespace: &str, until: Instant) -> Result<(), UninstallError> {
     loop {
-        match release_all(&client, namespace).await {
+        match release_all(client, namespace).await {
             Ok(0) => return Ok(()),
             Ok(held) if Instant::now() >= until => return Err(UninstallError::Held(held)),
             Ok(_) => {}
@@ -127,12 +148,47 @@ async fn end_all(client: &Client) -> Result<Vec<String>, kube::Error> {
     Ok(running.iter().map(name).collect())
 }
 
-/// Has all replicas of the operator end.
-async fn end_operator(client: &Client, namespace: &str) -> Result<(), kube::Error> {
+/// Has all replicas of the operator end, and waits for that for some time; how many there were to be,
+/// where there is one.
+async fn end_operator(
+    client: &Client,
+    namespace: &str,
+    until: Instant,
+) -> Result<Option<i32>, kube::Error> {
     let all: Api<Deployment> = Api::namespaced(client.clone(), namespace);
-    let none = Patch::Merge(json!({"spec": {"replicas": 0}}));
-    let ended = all.patch(OPERATOR, &PatchParams::default(), &none).await;
-    gone_is_fine(ended)
+    let Some(before) = or_gone(all.get_scale(OPERATOR).await)? else {
+        return Ok(None);
+    };
+    scale(client, namespace, 0).await?;
+    let until = until.min(Instant::now() + ENDING);
+    while Instant::now() < until {
+        let now = or_gone(all.get_scale(OPERATOR).await)?;
+        if now
+            .and_then(|now| now.status)
+            .is_none_or(|now| now.replicas == 0)
+        {
+            break;
+        }
+        sleep(POLL).await;
+    }
+    Ok(before.spec.and_then(|spec| spec.replicas))
+}
+
+async fn scale(client: &Client, namespace: &str, replicas: i32) -> Result<(), kube::Error> {
+    let all: Api<Deployment> = Api::namespaced(client.clone(), namespace);
+    let wanted = Patch::Merge(json!({"spec": {"replicas": replicas}}));
+    gone_is_fine(
+        all.patch_scale(OPERATOR, &PatchParams::default(), &wanted)
+            .await,
+    )
+}
+
+/// What was asked for, if it is there.
+fn or_gone<T>(found: Result<T, kube::Error>) -> Result<Option<T>, kube::Error> {
+    match found {
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(None),
+        other => other.map(Some),
+    }
 }
 
 /// Takes our finalizer off every experiment that has it, and deletes the node injections; returns
@@ -152,7 +208,8 @@ async fn release_all(client: &Client, namespace: &str) -> Result<usize, kube::Er
     }
     let injections: Api<NodeInjection> = Api::namespaced(client.clone(), namespace);
     let all = injections.list_metadata(&ListParams::default()).await;
-    for injection in if_defined(all.map(|all| all.items))? {
+    // A kind may not be defined any more.
+    for injection in or_gone(all.map(|all| all.items))?.unwrap_or_default() {
         held += 1;
         let name = injection.name_any();
         let deleted = injections.delete(&name, &DeleteParams::default()).await;
@@ -165,15 +222,8 @@ async fn release_all(client: &Client, namespace: &str) -> Result<usize, kube::Er
 async fn experiments(client: &Client) -> Result<Vec<DynamicObject>, kube::Error> {
     let kind = ApiResource::erase::<ChaosExperiment>(&());
     let all: Api<DynamicObject> = Api::all_with(client.clone(), &kind);
-    if_defined(all.list(&ListParams::default()).await.map(|all| all.items))
-}
-
-/// What there is of a kind: nothing where it is not defined any more.
-fn if_defined<T>(found: Result<Vec<T>, kube::Error>) -> Result<Vec<T>, kube::Error> {
-    match found {
-        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(Vec::new()),
-        other => other,
-    }
+    let found = or_gone(all.list(&ListParams::default()).await)?;
+    Ok(found.map(|all| all.items).unwrap_or_default())
 }
 
 fn is_over(run: &DynamicObject) -> bool {
@@ -315,20 +365,27 @@ mod tests {
         assert_eq!(run.finalizers(), ["example.com/other"]);
     }
 
-    /// It would hold what is begun while the rest is released.
+    /// It would hold what is begun while the rest is released; where that fails it is still installed.
     #[tokio::test]
     async fn the_operator_ends_before_anything_is_released() {
-        const OPERATORS: &str =
-            "/apis/apps/v1/namespaces/windtunnel/deployments/windtunnel-operator";
-        let server = server();
-        let name = json!({"name": OPERATOR, "namespace": "windtunnel"});
-        server.put(
-            OPERATORS,
-            &json!({"metadata": name, "spec": {"replicas": 2}}),
-        );
-        uninstall(server.client(), "windtunnel", NOW).await.unwrap();
-        let ended: Value = server.get(OPERATORS).unwrap();
-        assert_eq!(ended["spec"]["replicas"], 0);
+        const SCALE: &str =
+            "/apis/apps/v1/namespaces/windtunnel/deployments/windtunnel-operator/scale";
+        for (is_refused, replicas) in [(false, 0), (true, 2)] {
+            let server = server();
+            let name = json!({"name": OPERATOR, "namespace": "windtunnel"});
+            server.put(SCALE, &json!({"metadata": name, "spec": {"replicas": 2}}));
+            if is_refused {
+                server.refuse(Refusal::always("PATCH chaosexperiments", 403));
+            }
+            let bounds = Bounds {
+                release: Duration::from_millis(100),
+                ..NOW
+            };
+            let done = uninstall(server.client(), "windtunnel", bounds).await;
+            assert_eq!(done.is_err(), is_refused);
+            let now: Value = server.get(SCALE).unwrap();
+            assert_eq!(now["spec"]["replicas"], replicas);
+        }
     }
 
     #[tokio::test]

@@ -9,7 +9,7 @@ use windtunnel_crds::{
 };
 
 use super::{
-    AGAIN, Decision, Kill, LATE, Now, Observed, RESTART, RESTARTED, SILENCE, Step, WAIT,
+    AGAIN, Decision, Kill, LATE, Now, Observed, RESTART, RESTARTED, SILENCE, Step, WAIT, sandbox,
     window::window,
 };
 use crate::{
@@ -36,12 +36,6 @@ pub(super) fn advance(o: &Observed, key: &Key, entry: &Entry, now: Now, decision
         State::Ended(ended) => over(o, key, (entry, ended), now, decision),
     }
 }
-
-/// Why a fault on the network ends where a pod is given another network.
-const REPLACED: (&str, &str) = (
-    "SandboxReplaced",
-    "the pod was given another sandbox, whose network has no fault",
-);
 
 /// Nothing has an effect yet.
 fn prepared(o: &Observed, key: &Key, entry: &Entry, now: Now, decision: &mut Decision) {
@@ -212,7 +206,7 @@ fn in_place(o: &Observed, key: &Key, entry: &Entry, now: Now, decision: &mut Dec
         if live.leave == Some(Leave::ContainerEnded) && !is_over && !o.kills.contains_key(key) {
             return decision.push(Step::Await { key: key.clone() });
         }
-        if is_ending(o, key, live) && !is_over && !o.kills.contains_key(key) {
+        if sandbox::is_ending(o, key, live) && !is_over && !o.kills.contains_key(key) {
             return decision.wake(now.boot + RETRY);
         }
         let ended = if live.leave == Some(Leave::Done) {
@@ -283,18 +277,15 @@ fn refresh(o: &Observed, key: &Key, entry: &Entry, live: &Live, decision: &mut D
     }
 }
 
-/// All processes of the pod have ended, and its network with them. Whether that is the pod's end, or its
-/// sandbox's, is not known yet.
-pub(super) fn is_ending(o: &Observed, key: &Key, live: &Live) -> bool {
-    let is_known = o.deserted.contains(key) || o.revived.contains(key);
-    live.leave == Some(Leave::PodEnded) && !is_known && o.forbidden(key).is_none()
-}
-
 /// How an injector that has exited ended its fault.
 fn exited(o: &Observed, key: &Key, entry: &Entry, live: &Live, now: Now) -> Ended {
     if live.leave == Some(Leave::PodEnded) && o.revived.contains(key) {
-        let outcome = (TargetState::Interrupted, REPLACED.0, REPLACED.1);
-        return with(live, by(ReclaimedBy::Kernel, entry, outcome, now));
+        let outcome = match live.applied_at {
+            Some(_) => TargetState::Interrupted,
+            None => not_applied(entry),
+        };
+        let why = (outcome, sandbox::REPLACED.0, sandbox::REPLACED.1);
+        return with(live, by(ReclaimedBy::Kernel, entry, why, now));
     }
     let deserted = o.deserted.contains(key) || live.leave == Some(Leave::PodEnded);
     if let Some(message) = &live.failure {
@@ -422,7 +413,7 @@ fn over(
     now: Now,
     decision: &mut Decision,
 ) {
-    if let Some(ended) = replaced(o, key, (entry, ended), now) {
+    if let Some(ended) = sandbox::replaced(o, key, (entry, ended), now) {
         let (key, ended) = (key.clone(), Box::new(ended));
         return decision.push(Step::End { key, ended });
     }
@@ -449,20 +440,6 @@ fn over(
     } else if !wanted {
         decision.push(Step::Forget { key: key.clone() });
     }
-}
-
-/// What was taken for the end of the pod was the end of its sandbox: the pod has another by now, with a
-/// network of its own, that the fault was never on.
-fn replaced(o: &Observed, key: &Key, (entry, ended): (&Entry, &Ended), now: Now) -> Option<Ended> {
-    let is_open = entry.window.is_some_and(|window| now.boot < window.end);
-    let was_hit = ended.outcome == TargetState::Gone && ended.injected_at.is_some();
-    let is_on_network = entry.network().is_some() && o.fault(key).is_some();
-    (is_open && was_hit && is_on_network && o.revived.contains(key)).then(|| Ended {
-        outcome: TargetState::Interrupted,
-        reason: REPLACED.0.to_owned(),
-        message: REPLACED.1.to_owned(),
-        ..ended.clone()
-    })
 }
 
 /// An end as it is written down: what is known of the effect is carried along.

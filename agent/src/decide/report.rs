@@ -305,7 +305,7 @@ fn from_entry(o: &Observed, entry: &Entry, base: TargetStatus) -> TargetStatus {
 /// Why a fault that was in place may not be any more.
 fn ending(o: &Observed, entry: &Entry) -> &'static str {
     let live = o.live.get(&entry.key);
-    let is_ending = live.is_some_and(|live| super::lifecycle::is_ending(o, &entry.key, live));
+    let is_ending = live.is_some_and(|live| super::sandbox::is_ending(o, &entry.key, live));
     if is_ending { "PodEnding" } else { "" }
 }
 

@@ -160,6 +160,14 @@ impl Proc {
         pending.any(|mask| mask & KILLED != 0) || self.is_exiting(pid)
     }
 
+    /// Whether a process was stopped, by a signal or by who traces it.
+    #[must_use]
+    pub fn is_stopped(&self, pid: i32) -> bool {
+        let status = fs::read_to_string(self.path(pid).join("status")).unwrap_or_default();
+        let state = status.lines().find_map(|line| line.strip_prefix("State:"));
+        state.is_some_and(|state| state.trim_start().starts_with(['T', 't']))
+    }
+
     /// The arguments that a process was started with; none if it is gone or cannot be read.
     #[must_use]
     pub fn arguments(&self, pid: i32) -> Vec<Vec<u8>> {

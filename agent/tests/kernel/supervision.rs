@@ -127,7 +127,9 @@ fn an_agent_that_ends_leaves_nothing() {
         let links = agent.pod.network.route.links().unwrap();
         let ours = links.iter().filter(|link| link.name.starts_with("wt"));
         assert_eq!(ours.count(), 0, "{links:?}");
+        assert_eq!(run(&agent.pod.network.pod, &["nft", "list", "tables"]), "");
         let ended = &agent.journal.entries()[0]["state"]["Ended"];
+        assert_eq!(ended["residue"], serde_json::json!([]), "{ended}");
         assert_eq!(ended["reclaimed_by"], "Agent", "{ended}");
         assert!(ended["checked"].is_array(), "{ended}");
     }
