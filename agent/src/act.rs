@@ -94,6 +94,7 @@ pub fn act(node: &mut Node, decision: Decision, clock: impl Fn() -> Now) -> Outc
             tracing::warn!(error = chain(&error), step = told, "a step failed");
         }
     }
+    outcome.has_failed |= node.supervisor.looks().was_in_vain();
     outcome
 }
 

@@ -138,6 +138,14 @@ impl Inbox {
     }
 }
 
+impl Inbox {
+    /// Has it wait for nothing: it is to end.
+    pub fn hurry(&self) {
+        self.urgent.store(true, Ordering::Relaxed);
+        let _ = self.wake.write(1);
+    }
+}
+
 /// What the rest of the API side works with.
 #[derive(Clone)]
 struct Side {

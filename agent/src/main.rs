@@ -203,12 +203,16 @@ impl ApiSide {
     /// Runs until a signal, or until a part fails; the node's thread ends with it either way.
     fn run(self, inbox: Inbox, outbox: Outbox) -> Result<(), MainError> {
         let shutdown = self.shutdown.clone();
-        let _end = shutdown.drop_guard();
+        let end = shutdown.drop_guard();
+        let node = inbox.clone();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .map_err(MainError::Start)?;
-        runtime.block_on(self.serve(inbox, outbox))
+        let served = runtime.block_on(self.serve(inbox, outbox));
+        drop(end);
+        node.hurry();
+        served
     }
 
     async fn serve(self, inbox: Inbox, outbox: Outbox) -> Result<(), MainError> {
