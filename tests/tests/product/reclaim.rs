@@ -171,14 +171,14 @@ fn a_stopped_agent_loses_its_faults(stage: &Stage) -> Result<()> {
     scene.is_as_before()
 }
 
-/// The agent's pod is deleted by force: its container is killed as a whole.
+/// The agent's pod is deleted by force: it is told to end, and has little time for it.
 fn a_removed_agent_takes_its_faults_along(stage: &Stage) -> Result<()> {
     let scene = Scene::set(stage, "a_removed_agent_takes_its_faults_along", "node1")?;
     let pod = stage.windtunnel.agent_on("node1")?;
     let expected = Expected {
         within: LEASE,
         reason: "AgentRestarted",
-        reclaimed_by: &["Kernel", "Journal"],
+        reclaimed_by: &["Agent", "Kernel", "Journal"],
     };
     interrupted(&scene, &expected, |_| stage.windtunnel.remove(&pod))?;
     agent_is_ready(stage, "node1")
