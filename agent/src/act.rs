@@ -403,23 +403,14 @@ mod tests {
 
     use super::*;
     use crate::{
-        kernel::proc::Proc, metrics::Metrics, model::Window, node::Settings,
-        supervisor::Supervisor, targets::Places, testing::container_entry,
+        model::Window,
+        supervisor::Supervisor,
+        testing::{self, container_entry},
     };
 
     /// A node whose injectors cannot be started, which is remembered.
     fn node(journal: &std::path::Path) -> Node {
-        let settings = Settings {
-            places: Places {
-                proc: Proc::default(),
-                cgroups: "/nowhere".into(),
-                pod_logs: "/nowhere".into(),
-            },
-            grace: Duration::from_secs(30),
-            fill_node_disk: false,
-        };
-        let node = Node::new(settings, journal, Metrics::new().0).unwrap();
-        node.with_supervisor(Supervisor::new("/nowhere"))
+        testing::node(journal).with_supervisor(Supervisor::new("/nowhere"))
     }
 
     #[test]

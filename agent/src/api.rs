@@ -136,9 +136,7 @@ impl Inbox {
         self.urgent.fetch_or(is_urgent, Ordering::Relaxed);
         let _ = self.wake.write(1);
     }
-}
 
-impl Inbox {
     /// Has it wait for nothing: it is to end.
     pub fn hurry(&self) {
         self.urgent.store(true, Ordering::Relaxed);

@@ -14,9 +14,10 @@ use crate::{
     kernel::{
         cgroup::{self, CgroupError},
         child,
+        handle::ProcessHandle,
         netns::NetNs,
         nft,
-        proc::ProcessId,
+        proc::{ProcError, ProcessId},
     },
     model::{Entry, NetworkEntry, State},
     node::Node,
@@ -135,6 +136,14 @@ fn children(node: &Node, group: &Path, patience: Duration) -> Vec<Residue> {
         .into_iter()
         .map(|process| (process, proc.kill(process)))
         .collect();
+    see_end(killed, patience)
+}
+
+/// Sees processes end that were killed: all of them in one time. One that was gone before has ended.
+pub(crate) fn see_end(
+    killed: Vec<(ProcessId, Result<Option<ProcessHandle>, ProcError>)>,
+    patience: Duration,
+) -> Vec<Residue> {
     let until = Instant::now() + patience;
     let ended = killed.into_iter().map(|(process, handle)| {
         let left = until.saturating_duration_since(Instant::now());

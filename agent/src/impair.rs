@@ -170,10 +170,8 @@ pub fn remove(netns: &NetNs, detours: &[Detour], even_full: bool) -> Result<bool
 pub fn remove_named(netns: &NetNs, name: &str) -> Result<(), ImpairError> {
     let name = LinkName::new(name)?;
     let mut route = RouteSocket::open(netns)?;
-    if let Some(link) = route.link_named(&name)? {
-        route.delete(link.index, &name)?;
-    }
-    Ok(())
+    let link = route.link_named(&name)?;
+    link.map_or(Ok(()), |link| delete(&mut route, &link))
 }
 
 fn remove_one(route: &mut RouteSocket, detour: &Detour) -> Result<(), ImpairError> {

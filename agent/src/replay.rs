@@ -196,7 +196,6 @@ mod tests {
     use std::{
         fs,
         os::unix::process::CommandExt as _,
-        path::Path,
         process::{Command, Stdio},
     };
 
@@ -204,23 +203,10 @@ mod tests {
 
     use super::*;
     use crate::{
-        journal::Journal, kernel::proc::Proc, metrics::Metrics, node::Settings, targets::Places,
-        testing::container_entry,
+        journal::Journal,
+        kernel::proc::Proc,
+        testing::{container_entry, node},
     };
-
-    /// The agent that comes after the one of a journal.
-    fn node(journal: &Path) -> Node {
-        let settings = Settings {
-            places: Places {
-                proc: Proc::default(),
-                cgroups: "/nowhere".into(),
-                pod_logs: "/nowhere".into(),
-            },
-            grace: Duration::from_secs(30),
-            fill_node_disk: false,
-        };
-        Node::new(settings, journal, Metrics::new().0).unwrap()
-    }
 
     #[test]
     fn what_had_ended_before_a_reboot_is_checked_anew() {

@@ -1,12 +1,9 @@
 //! A look at the whole node for what is ours and stands in no entry of the journal: an entry may
 //! have been lost, and nothing is said to be clean that nobody has looked at.
 
-use std::{
-    collections::BTreeSet,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeSet, time::Duration};
 
-use windtunnel_crds::residue::{Residue, ResidueKind};
+use windtunnel_crds::residue::Residue;
 use windtunnel_runtime::chain;
 
 use crate::{
@@ -86,30 +83,13 @@ fn processes(node: &Node, found: &mut Found) -> Result<(), ProcError> {
         let Some(process) = proc.identify(pid)?.filter(|_| is_orphan(pid)) else {
             continue;
         };
-        let result = proc.open(process).and_then(|opened| {
-            if let Some(handle) = &opened {
-                handle.kill()?;
-            }
-            Ok(opened)
-        });
-        match result {
+        match proc.kill(process) {
             Ok(None) => {}
-            Ok(Some(handle)) => killed.push((pid, Ok(handle))),
-            Err(error) => killed.push((pid, Err(error))),
+            handle => killed.push((process, handle)),
         }
     }
-    // Living injectors get no sign of life meanwhile: all of them end in one time.
-    let until = Instant::now() + KILLED;
-    for (pid, handle) in killed {
-        let left = until.saturating_duration_since(Instant::now());
-        let ended = match handle.and_then(|handle| handle.ends_within(left)) {
-            Ok(true) => Ok(()),
-            Ok(false) => Err("it was killed, and does not end".to_owned()),
-            Err(error) => Err(chain(&error)),
-        };
-        let residue = audit::residue(ResidueKind::Process, pid.to_string(), ended);
-        found.residue.push(residue);
-    }
+    // Living injectors get no sign of life meanwhile.
+    found.residue.extend(audit::see_end(killed, KILLED));
     Ok(())
 }
 

@@ -25,14 +25,31 @@ use crate::{
         link::LinkName,
         netns::NetNsId,
         nft::{Device, Table},
-        proc::ProcessId,
+        proc::{Proc, ProcessId},
         qdisc::Netem,
     },
+    metrics::Metrics,
     model::{
         Act, ContainerEntry, Counts, Detour, Entry, FORMAT, Key, NetworkEntry, Objects, State,
     },
+    node::{Node, Settings},
+    targets::Places,
     wire::{NetworkTask, Order, Task},
 };
+
+/// A node with this journal, on which there is nothing else.
+pub(crate) fn node(journal: &Path) -> Node {
+    let settings = Settings {
+        places: Places {
+            proc: Proc::default(),
+            cgroups: "/nowhere".into(),
+            pod_logs: "/nowhere".into(),
+        },
+        grace: Duration::from_secs(30),
+        fill_node_disk: false,
+    };
+    Node::new(settings, journal, Metrics::new().0).unwrap()
+}
 
 pub(crate) fn key(pod: &str) -> Key {
     Key {

@@ -6,7 +6,7 @@ use crate::{
         netns::NetNs,
         nft::{Device, Family, OwnedTable, Role, Table},
         proc::Proc,
-        qdisc::{Netem, QdiscError},
+        qdisc::Netem,
     },
     model::Counts,
     wire::NetworkTask,
@@ -82,17 +82,15 @@ impl Effect for Impairment {
         let counters = self.table.counters().map_err(|e| chain(&e))?;
         let (mut dropped, mut held) = (Some(0), 0);
         for (queue, netem) in &self.queues {
-            let stats = self.route.qdisc_stats(queue.index).map_err(|e| chain(&e))?;
-            let stats = stats.ok_or_else(|| format!("the impairment on {} is gone", queue.name))?;
-            match self.route.netem(queue.index) {
-                Ok(found) if found == *netem => {}
-                Ok(_) | Err(QdiscError::NotNetem { .. }) => {
-                    return Err(format!(
-                        "somebody has changed the impairment on {}",
-                        queue.name
-                    ));
-                }
-                Err(error) => return Err(chain(&error)),
+            let held_now = self.route.netem_and_stats(queue.index);
+            let (found, stats) = held_now
+                .map_err(|e| chain(&e))?
+                .ok_or_else(|| format!("the impairment on {} is gone", queue.name))?;
+            if found.as_ref() != Some(netem) {
+                return Err(format!(
+                    "somebody has changed the impairment on {}",
+                    queue.name
+                ));
             }
             let full = stats
                 .lost

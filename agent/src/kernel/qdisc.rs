@@ -168,6 +168,18 @@ impl RouteSocket {
         Ok(self.root(link)?.map(|held| held.stats))
     }
 
+    /// The netem at the root of a link, if it is one, and statistics of what is there; `None` as for
+    /// [`RouteSocket::root_qdisc`].
+    ///
+    /// # Errors
+    /// When the exchange fails.
+    pub fn netem_and_stats(
+        &mut self,
+        link: u32,
+    ) -> Result<Option<(Option<Netem>, QdiscStats)>, QdiscError> {
+        Ok(self.root(link)?.map(|held| (held.netem, held.stats)))
+    }
+
     /// Removes netem from the root of a link; false if none is there. What waits in it is dropped.
     ///
     /// # Errors

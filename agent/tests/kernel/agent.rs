@@ -289,6 +289,19 @@ impl Agent {
         self.tell(News::Listed(all));
     }
 
+    /// Begins and starts its faults.
+    pub(crate) fn started(&mut self) {
+        self.begin();
+        self.until("prepared", |told| told["phase"] == "Prepared");
+        self.start();
+    }
+
+    /// Begins and starts its faults, and waits for the effect.
+    pub(crate) fn injected(&mut self) {
+        self.started();
+        self.until("injected", |told| told["state"] == "Injected");
+    }
+
     /// Tells it that its injections can be read.
     pub(crate) fn list(&self) {
         let at = boottime().unwrap();

@@ -13,17 +13,6 @@ const DELAY: &str =
 /// Longer than it takes to inject, and no more.
 const GRACE: Duration = Duration::from_secs(6);
 
-fn started(agent: &mut Agent) {
-    agent.begin();
-    agent.until("prepared", |told| told["phase"] == "Prepared");
-    agent.start();
-}
-
-fn injected(agent: &mut Agent) {
-    started(agent);
-    agent.until("injected", |told| told["state"] == "Injected");
-}
-
 fn is_checked(told: &Value) -> bool {
     told["checked"] == true
 }
@@ -38,7 +27,7 @@ fn a_fault_needs_both_the_operator_and_its_injections() {
     let signs: [fn(&Agent); 2] = [Agent::lead, Agent::list];
     for (sign, name) in signs.into_iter().zip(["unlisted", "unled"]) {
         let mut agent = Agent::hasty(name, &[DELAY], GRACE);
-        injected(&mut agent);
+        agent.injected();
         let told = agent.until_with("its end", is_checked, sign);
         let why = (told["reason"].as_str(), told["by"].as_str());
         assert_eq!(why, (Some("ControlPlaneLost"), Some("Agent")), "{told}");
@@ -52,7 +41,7 @@ fn an_injector_that_says_nothing_is_killed() {
         return;
     }
     let mut agent = Agent::mute("mute", &[DELAY]);
-    started(&mut agent);
+    agent.started();
     let told = agent.until("its end", is_checked);
     let why = (told["reason"].as_str(), told["by"].as_str());
     assert_eq!(why, (Some("InjectorSilent"), Some("Agent")), "{told}");
@@ -65,7 +54,7 @@ fn an_injector_that_outlives_its_agent_is_killed_by_the_next() {
         return;
     }
     let mut agent = Agent::plain("outlived", &[DELAY]);
-    injected(&mut agent);
+    agent.injected();
     let entries = agent.successor().observe(Duration::ZERO).entries;
     let ended: Vec<_> = entries
         .values()
@@ -86,7 +75,7 @@ fn the_second_check_finds_what_the_first_did_not() {
         return;
     }
     let mut agent = Agent::hasty("twice", &[DELAY], GRACE);
-    injected(&mut agent);
+    agent.injected();
     let links = agent.pod.network.route.links().unwrap();
     let ours = links.iter().find(|link| link.name.starts_with("wt"));
     let ours = ours.unwrap().name.clone();

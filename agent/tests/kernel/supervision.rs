@@ -22,10 +22,7 @@ fn delayed(name: &str) -> Agent {
 
 fn faulty(name: &str, fault: &str) -> Agent {
     let mut agent = Agent::new(name, &[fault]);
-    agent.begin();
-    agent.until("prepared", |told| told["phase"] == "Prepared");
-    agent.start();
-    agent.until("injected", |told| told["state"] == "Injected");
+    agent.injected();
     agent
 }
 
