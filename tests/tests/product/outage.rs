@@ -373,14 +373,15 @@ impl Drop for Absent<'_> {
 }
 
 /// A replica of the operator that stands still for as long as this value lives.
-struct Paused<'a> {
+pub(crate) struct Paused<'a> {
     stage: &'a Stage,
     node: String,
     pid: i32,
 }
 
 impl<'a> Paused<'a> {
-    fn operator(stage: &'a Stage, pod: &str) -> Result<Self> {
+    /// Stops the process of a replica.
+    pub(crate) fn operator(stage: &'a Stage, pod: &str) -> Result<Self> {
         let (node, pid) = operator_process(stage, pod)?;
         stage.cluster.node(&node)?.signal(pid, Signal::SIGSTOP)?;
         Ok(Self { stage, node, pid })

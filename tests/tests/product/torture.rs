@@ -7,12 +7,12 @@
 mod body;
 mod deeds;
 mod look;
+mod tally;
 
-use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Result, anyhow, bail, ensure};
 use windtunnel_tests::cluster::poll::until;
 use windtunnel_tests::product::Run;
 use windtunnel_tests::product::deck::{Dealer, End, Fault, Kind, Round};
@@ -23,6 +23,7 @@ use super::stage::{Broken, Stage, Test};
 use body::{BOUND, Body, Ground};
 use deeds::DEEDS;
 use look::{Look, Watch};
+use tally::Tally;
 
 pub(crate) const ROUGH: &[Test] = &[("torture_leaves_nothing", torture_leaves_nothing)];
 
@@ -39,16 +40,6 @@ const PLAYS: usize = 3;
 /// How long a run may take to its end: the grace of the control plane, its bounds, and patience.
 const END: Duration = Duration::from_mins(2);
 
-/// How long at worst effects of a kind were seen after the windows, and after what ended them before
-/// that: the deed, or the user.
-#[derive(Default)]
-struct Worst {
-    rounds: usize,
-    seen: usize,
-    after_window: Duration,
-    after_end: Duration,
-}
-
 /// What was seen of a fault in a round.
 struct Seen {
     kind: Kind,
@@ -58,7 +49,8 @@ struct Seen {
     is_early: bool,
 }
 
-/// Rounds of chance, all on one pod.
+/// Rounds of chance, all on one pod. One that fails does not keep the next from being played, so that all
+/// that failed are told, but where a promise is broken for good.
 fn torture_leaves_nothing(stage: &Stage) -> Result<()> {
     let number = |name| std::env::var(name).ok().and_then(|text| text.parse().ok());
     let rounds = number("WINDTUNNEL_TORTURE_ROUNDS").unwrap_or(ROUNDS as u64);
@@ -66,7 +58,8 @@ fn torture_leaves_nothing(stage: &Stage) -> Result<()> {
     let from = number("WINDTUNNEL_TORTURE_FROM").unwrap_or(0);
     let ground = Ground::lay(stage, "torture_leaves_nothing")?;
     let mut dealer = Dealer::new(seed, DEEDS.len());
-    let mut worst: BTreeMap<Kind, Worst> = BTreeMap::new();
+    let mut tally = Tally::default();
+    let mut failed = Vec::new();
     let mut body = None;
     for number in 0..from + rounds {
         let round = dealer.deal();
@@ -74,34 +67,44 @@ fn torture_leaves_nothing(stage: &Stage) -> Result<()> {
             continue;
         }
         let told = format!("seed {seed}, round {number}: {}", tell(&round));
+        let name = format!("round-{number}");
         let begun = Instant::now();
-        let (target, all) = seen(&ground, body.take(), &format!("round-{number}"), &round)
-            .with_context(|| told.clone())?;
-        for seen in &all {
-            note(worst.entry(seen.kind).or_default(), seen);
-        }
-        writeln!(
-            io::stderr(),
-            "{told}: {} ({:.0} s)",
-            outcome(&all),
-            begun.elapsed().as_secs_f64()
-        )?;
-        // What was killed comes back later each time.
-        if !round.kills() {
-            body = Some(target);
-        }
+        let told_of = match seen(&ground, body.take(), &name, &round) {
+            Ok((target, all)) => {
+                for seen in &all {
+                    tally.note(&round, seen);
+                }
+                // What was killed comes back later each time.
+                body = Some(target).filter(|_| !loses_target(&round));
+                outcome(&all)
+            }
+            Err(error) if error.is::<Broken>() => return Err(error.context(told)),
+            Err(error) => {
+                ground.forget(&name)?;
+                failed.push(format!("{told}: {error:#}"));
+                format!("FAILED: {error:#}")
+            }
+        };
+        let took = begun.elapsed().as_secs_f64();
+        writeln!(io::stderr(), "{told}: {told_of} ({took:.0} s)")?;
     }
-    summary(&worst)?;
-    let missing = Kind::ALL.iter().filter(|kind| {
-        let worst = worst.get(kind);
-        worst.is_none_or(|worst| worst.seen == 0)
-    });
-    let missing: Vec<_> = missing.collect();
+    write!(io::stderr(), "{tally}")?;
+    ensure!(
+        failed.is_empty(),
+        "{} of {rounds} rounds failed: {failed:#?}",
+        failed.len()
+    );
+    let missing = tally.missing();
     ensure!(
         missing.is_empty() || rounds < ROUNDS as u64,
         "never seen: {missing:?}"
     );
     Ok(())
+}
+
+/// Whether the target's container, or its pod, is another one after a round.
+fn loses_target(round: &Round) -> bool {
+    round.kills() || DEEDS[round.deed].kills_target
 }
 
 /// Plays a round until enough looks fell into its window to have seen all of it, or a few times.
@@ -125,7 +128,7 @@ fn seen<'a>(
             return Ok((target, all));
         }
         writeln!(io::stderr(), "{name}: too few looks, played again")?;
-        body = Some(target).filter(|_| !round.kills());
+        body = Some(target).filter(|_| !loses_target(round));
     }
     bail!("too few looks each time")
 }
@@ -145,18 +148,6 @@ fn tell(round: &Round) -> String {
     )
 }
 
-fn note(worst: &mut Worst, seen: &Seen) {
-    let late = seen.late.unwrap_or_default();
-    let column = if seen.is_early {
-        &mut worst.after_end
-    } else {
-        &mut worst.after_window
-    };
-    *column = late.max(*column);
-    worst.rounds += 1;
-    worst.seen += usize::from(seen.late.is_some());
-}
-
 fn outcome(seen: &[Seen]) -> String {
     let told = seen.iter().map(|seen| {
         let late = seen.late.map(|late| format!("{:.1} s", late.as_secs_f64()));
@@ -164,21 +155,6 @@ fn outcome(seen: &[Seen]) -> String {
         format!("{} {late}", seen.kind.name())
     });
     told.collect::<Vec<_>>().join(", ")
-}
-
-fn summary(worst: &BTreeMap<Kind, Worst>) -> Result<()> {
-    for (kind, worst) in worst {
-        writeln!(
-            io::stderr(),
-            "{:16} seen in {} of {} rounds; last at worst {:.1} s after its window, {:.1} s after what ended it before",
-            kind.name(),
-            worst.seen,
-            worst.rounds,
-            worst.after_window.as_secs_f64(),
-            worst.after_end.as_secs_f64()
-        )?;
-    }
-    Ok(())
 }
 
 /// One run and one deed; what was seen of its faults, and whether something was missed with too few
@@ -202,7 +178,7 @@ fn played(
     }
     let deed = &DEEDS[round.deed];
     let done = Instant::now();
-    (deed.act)(stage, NODE)?;
+    (deed.act)(stage, body)?;
     let mut begun = started(&run)?;
     let asked = Instant::now();
     match round.end {
@@ -328,17 +304,22 @@ fn spares(
     Ok(())
 }
 
-/// A finished run says that all is taken back and clean, or that nobody could look; and where nothing
-/// was done to it, that it went as it was meant to.
+/// A finished run says that all is taken back and clean, at once or, where its agent was away at its end,
+/// when that has told; and where nothing was done to it, that it went as it was meant to.
 fn is_true(run: &Run<'_>, round: &Round) -> Result<()> {
-    let status = run.status()?;
     for condition in ["Recovered", "Clean"] {
-        let (is, reason) = run.condition(condition)?;
-        ensure!(
-            is == "True" || (is == "Unknown" && reason == "NotReported"),
-            "{condition} is {is}/{reason}: {status}"
-        );
+        until(&format!("{condition} known"), SOON, || {
+            let (is, reason) = run.condition(condition)?;
+            let is_late = is == "Unknown" && reason == "NotReported";
+            ensure!(
+                is == "True" || (is_late && round.deed != 0),
+                "{condition} is {is}/{reason}: {}",
+                run.status()?
+            );
+            Ok((is == "True").then_some(()))
+        })?;
     }
+    let status = run.status()?;
     let residue = status["cleanup"]["residue"].as_array();
     let is_clean = residue.is_none_or(Vec::is_empty);
     if !is_clean {

@@ -7,6 +7,7 @@ use windtunnel_tests::cluster::poll::until;
 use windtunnel_tests::product::deck::{ECHOES, Fault, Kind, Round, SINK, VOLUMES};
 
 use super::look::{Eye, Look};
+use super::loses_target;
 use crate::product::disk::{Disk, NODE};
 use crate::product::io::disk;
 use crate::product::lamp::Lamp;
@@ -59,6 +60,24 @@ impl<'a> Ground<'a> {
             disk: Disk::mount(&space)?,
             space,
         })
+    }
+
+    /// Deletes the run of a round that failed, and waits until it is gone.
+    pub(super) fn forget(&self, run: &str) -> Result<()> {
+        let space = &self.space;
+        kubectl(
+            space.stage,
+            &[
+                "delete",
+                "chaosexperiment",
+                run,
+                "--namespace",
+                &space.name,
+                "--ignore-not-found",
+                "--timeout=120s",
+            ],
+        )
+        .map(drop)
     }
 
     /// A new target in place of the one that there was.
@@ -210,10 +229,10 @@ impl Body<'_> {
     fn is_as_before(&self, round: &Round) -> Result<()> {
         let (space, stage) = (&self.ground.space, self.ground.space.stage);
         // It is kubelet that starts a container that was killed, with a pause if that happens again.
-        let bound = if round.kills() { SOON * 2 } else { BOUND };
+        let bound = if loses_target(round) { SOON * 2 } else { BOUND };
         self.nothing_is_left(bound, |look| {
             let mut left = look.remains(&self.before);
-            if !round.kills() && look.app() != self.before.app() {
+            if !loses_target(round) && look.app() != self.before.app() {
                 left.push("another process in place of the target".to_owned());
             }
             Ok(left)

@@ -6,15 +6,22 @@ use anyhow::Result;
 use windtunnel_tests::cluster::poll::{reach, until};
 use windtunnel_tests::cluster::{Action, Signal};
 
+use super::body::Body;
+use crate::product::disk::NODE;
+use crate::product::outage::Paused;
 use crate::product::scene::{SOON, Stopped};
 use crate::product::stage::Stage;
 
 /// How long parts are away that are stopped or cut off.
 const AWAY: Duration = Duration::from_secs(5);
+/// Longer than the operator's lease (15 s): another replica leads before the one that stood still goes on.
+const DEPOSED: Duration = Duration::from_secs(18);
 
-/// What is done to a node, or to the cluster.
+/// What is done to the target, its node, or the cluster.
 pub(super) struct Deed {
     pub(super) name: &'static str,
+    /// Whether the target's container ends by it, and starts again.
+    pub(super) kills_target: bool,
     /// Whether traffic of every pod of the node goes on meanwhile.
     pub(super) spares_traffic: bool,
     /// Whether it ends the faults that are in place.
@@ -22,11 +29,12 @@ pub(super) struct Deed {
     pub(super) act: Act,
 }
 
-type Act = fn(&Stage, &str) -> Result<()>;
+type Act = fn(&Stage, &Body<'_>) -> Result<()>;
 
 const fn deed(name: &'static str, act: Act) -> Deed {
     Deed {
         name,
+        kills_target: false,
         spares_traffic: true,
         ends_faults: false,
         act,
@@ -43,24 +51,36 @@ const fn end(name: &'static str, act: Act) -> Deed {
 /// All of them; the first is none.
 pub(super) const DEEDS: &[Deed] = &[
     deed("nothing", |_, _| Ok(())),
-    end("kill the injectors", |stage, node| {
-        injectors(stage, node, Signal::SIGKILL)
+    end("kill the injectors", |stage, _| {
+        injectors(stage, Signal::SIGKILL)
     }),
-    end("stop the injectors", |stage, node| {
-        injectors(stage, node, Signal::SIGSTOP)
+    end("stop the injectors", |stage, _| {
+        injectors(stage, Signal::SIGSTOP)
     }),
-    end("kill the agent", kill_agent),
-    end("stop the agent", stop_agent),
-    end("kill agent and injectors", |stage, node| {
-        injectors(stage, node, Signal::SIGKILL)?;
-        kill_agent(stage, node)
+    end("kill the agent", |stage, _| kill_agent(stage)),
+    end("stop the agent", |stage, _| stop_agent(stage)),
+    end("kill agent and injectors", |stage, _| {
+        injectors(stage, Signal::SIGKILL)?;
+        kill_agent(stage)
     }),
-    end("delete the agent's pod", delete_agent),
+    end("delete the agent's pod", |stage, _| {
+        stage.windtunnel.remove(&stage.windtunnel.agent_on(NODE)?)
+    }),
     // Which node's turn it is, is not told.
     deed("replace every agent and operator", |stage, _| {
         stage.windtunnel.replace_all()
     }),
-    deed("kill the leading operator", kill_leader),
+    deed("kill the leading operator", |stage, _| {
+        with_leader(stage, |leader| stage.windtunnel.remove(leader))
+    }),
+    deed("stop the leading operator", |stage, _| {
+        with_leader(stage, |leader| {
+            let still = Paused::operator(stage, leader)?;
+            reach(Instant::now() + DEPOSED);
+            drop(still);
+            Ok(())
+        })
+    }),
     deed("stop the API server for a moment", |stage, _| {
         component(stage, "apiserver", Action::Pause, Action::Resume)
     }),
@@ -72,43 +92,68 @@ pub(super) const DEEDS: &[Deed] = &[
     }),
     Deed {
         spares_traffic: false,
-        ..deed("cut the node off", cut)
+        ..deed("cut the node off", |stage, _| cut(stage))
     },
-    deed("kill kubelet", |stage, node| {
-        service(stage, node, "kubelet")
+    deed("kill kubelet", |stage, _| kill_service(stage, "kubelet")),
+    deed("stop kubelet", |stage, _| stop_service(stage, "kubelet")),
+    deed("kill containerd", |stage, _| {
+        kill_service(stage, "containerd")
     }),
-    deed("kill containerd", |stage, node| {
-        service(stage, node, "containerd")
+    deed("stop containerd", |stage, _| {
+        stop_service(stage, "containerd")
     }),
+    Deed {
+        kills_target: true,
+        ..deed("kill the target", |stage, body| {
+            signal_target(stage, body, Signal::SIGKILL).map(drop)
+        })
+    },
+    deed("stop the target", stop_target),
 ];
 
-fn injectors(stage: &Stage, node: &str, signal: Signal) -> Result<()> {
-    for pid in stage.injectors(node)? {
-        stage.cluster.node(node)?.signal(pid, signal)?;
+fn injectors(stage: &Stage, signal: Signal) -> Result<()> {
+    for pid in stage.injectors(NODE)? {
+        stage.cluster.node(NODE)?.signal(pid, signal)?;
     }
     Ok(())
 }
 
-fn kill_agent(stage: &Stage, node: &str) -> Result<()> {
-    let agent = stage.agent(node)?;
-    stage.cluster.node(node)?.signal(agent, Signal::SIGKILL)
+fn kill_agent(stage: &Stage) -> Result<()> {
+    let agent = stage.agent(NODE)?;
+    stage.cluster.node(NODE)?.signal(agent, Signal::SIGKILL)
 }
 
-fn stop_agent(stage: &Stage, node: &str) -> Result<()> {
-    let still = Stopped::agent(stage, node)?;
+fn stop_agent(stage: &Stage) -> Result<()> {
+    let still = Stopped::agent(stage, NODE)?;
     reach(Instant::now() + AWAY);
     still.resume()
 }
 
-fn delete_agent(stage: &Stage, node: &str) -> Result<()> {
-    stage.windtunnel.remove(&stage.windtunnel.agent_on(node)?)
+/// Does nothing where nobody leads.
+fn with_leader(stage: &Stage, act: impl FnOnce(&str) -> Result<()>) -> Result<()> {
+    let leader = stage.windtunnel.leader()?;
+    leader.map_or(Ok(()), |leader| act(&leader))
 }
 
-fn kill_leader(stage: &Stage, _: &str) -> Result<()> {
-    let Some(leader) = stage.windtunnel.leader()? else {
-        return Ok(());
+/// To its process, as the node counts; none where its container is just away.
+fn signal_target(stage: &Stage, body: &Body<'_>, signal: Signal) -> Result<Option<i32>> {
+    let Some(pid) = body.eye.look(&[])?.app() else {
+        return Ok(None);
     };
-    stage.windtunnel.remove(&leader)
+    match stage.cluster.node(NODE)?.signal(pid, signal) {
+        // A kill that is one of the faults may have come before.
+        Err(error) if body.eye.look(&[])?.app() == Some(pid) => Err(error),
+        _ => Ok(Some(pid)),
+    }
+}
+
+fn stop_target(stage: &Stage, body: &Body<'_>) -> Result<()> {
+    if signal_target(stage, body, Signal::SIGSTOP)?.is_some() {
+        reach(Instant::now() + AWAY);
+        // Its successor, where it was killed meanwhile, is not hurt by it.
+        signal_target(stage, body, Signal::SIGCONT)?;
+    }
+    Ok(())
 }
 
 /// A part of the control plane is away, and everybody is let in again.
@@ -121,15 +166,22 @@ fn component(stage: &Stage, name: &'static str, away: Action, back: Action) -> R
     })
 }
 
-fn cut(stage: &Stage, node: &str) -> Result<()> {
-    let node = stage.cluster.node(node)?;
+fn cut(stage: &Stage) -> Result<()> {
+    let node = stage.cluster.node(NODE)?;
     node.cut()?;
     reach(Instant::now() + AWAY);
     node.heal()
 }
 
-fn service(stage: &Stage, node: &str, name: &'static str) -> Result<()> {
-    let node = stage.cluster.node(node)?;
+fn kill_service(stage: &Stage, name: &'static str) -> Result<()> {
+    let node = stage.cluster.node(NODE)?;
     node.service(name).act(Action::Kill)?;
     node.service(name).act(Action::Start)
+}
+
+fn stop_service(stage: &Stage, name: &'static str) -> Result<()> {
+    let node = stage.cluster.node(NODE)?;
+    node.service(name).act(Action::Pause)?;
+    reach(Instant::now() + AWAY);
+    node.service(name).act(Action::Resume)
 }
