@@ -365,7 +365,7 @@ mod tests {
     use super::*;
 
     const SEEDS: std::ops::Range<u64> = 0..500;
-    const DEEDS: usize = 15;
+    const DEEDS: usize = 20;
 
     fn rounds(seed: u64, count: usize) -> Vec<Round> {
         let mut dealer = Dealer::new(seed, DEEDS);

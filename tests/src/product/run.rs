@@ -32,11 +32,17 @@ impl<'a> Run<'a> {
     /// When it is refused, with what kubectl said.
     pub fn apply(cluster: &'a Cluster, namespace: &str, name: &str, spec: &str) -> Result<Self> {
         cluster.apply(&experiment(namespace, name, spec))?;
-        Ok(Self {
+        Ok(Self::named(cluster, namespace, name))
+    }
+
+    /// An experiment that was applied before, or is no more.
+    #[must_use]
+    pub fn named(cluster: &'a Cluster, namespace: &str, name: &str) -> Self {
+        Self {
             cluster,
             namespace: namespace.to_owned(),
             name: name.to_owned(),
-        })
+        }
     }
 
     /// Its status.

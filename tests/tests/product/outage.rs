@@ -2,14 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use jiff::Timestamp;
 use serde_json::Value;
+use windtunnel_tests::cluster::Action;
 use windtunnel_tests::cluster::poll::{reach, until};
-use windtunnel_tests::cluster::{Action, Signal};
 use windtunnel_tests::product::{NAMESPACE, Run};
 
-use super::scene::{GONE, SOON, Scene, ended, started};
+use super::scene::{GONE, SOON, Scene, Stopped, ended, started};
 use super::stage::{Stage, Test, kubectl};
 use super::traces;
 
@@ -85,7 +85,7 @@ fn a_paused_leader_is_replaced(stage: &Stage) -> Result<()> {
     let leader = stage.windtunnel.leader()?.context("nobody leads")?;
     let (run, _) = scene.silenced("run", "36s")?;
     let dark = Instant::now();
-    let paused = Paused::operator(stage, &leader)?;
+    let paused = Stopped::operator(stage, &leader)?;
     let next = until("another leader", SOON, || {
         Ok(stage.windtunnel.leader()?.filter(|next| *next != leader))
     });
@@ -370,48 +370,4 @@ impl Drop for Absent<'_> {
         // Where this fails the tests that follow say so.
         let _ = self.0.windtunnel.scale_operator(2);
     }
-}
-
-/// A replica of the operator that stands still for as long as this value lives.
-pub(crate) struct Paused<'a> {
-    stage: &'a Stage,
-    node: String,
-    pid: i32,
-}
-
-impl<'a> Paused<'a> {
-    /// Stops the process of a replica.
-    pub(crate) fn operator(stage: &'a Stage, pod: &str) -> Result<Self> {
-        let (node, pid) = operator_process(stage, pod)?;
-        stage.cluster.node(&node)?.signal(pid, Signal::SIGSTOP)?;
-        Ok(Self { stage, node, pid })
-    }
-}
-
-impl Drop for Paused<'_> {
-    fn drop(&mut self) {
-        if let Ok(node) = self.stage.cluster.node(&self.node) {
-            let _ = node.signal(self.pid, Signal::SIGCONT);
-        }
-    }
-}
-
-/// Node and pid of a replica of the operator.
-pub(crate) fn operator_process(stage: &Stage, pod: &str) -> Result<(String, i32)> {
-    let pods = stage.windtunnel.pods("operator")?;
-    let named = pods.iter().find(|p| p["metadata"]["name"] == pod);
-    let node = named.and_then(|p| p["spec"]["nodeName"].as_str());
-    let node = node.with_context(|| format!("no operator {pod}"))?;
-    let script = format!(
-        "grep -lz WINDTUNNEL_IDENTITY={pod} /proc/[0-9]*/environ 2>/dev/null | grep -o '[0-9]*' || true"
-    );
-    let found = stage
-        .cluster
-        .node(node)?
-        .run(&["sh", "-c", &script])?
-        .text()?;
-    let Some(Ok(pid)) = found.lines().next().map(str::parse) else {
-        bail!("no process of {pod} on {node}");
-    };
-    Ok((node.to_owned(), pid))
 }

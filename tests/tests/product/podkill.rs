@@ -7,7 +7,6 @@ use windtunnel_tests::cluster::Signal;
 use windtunnel_tests::cluster::poll::until;
 use windtunnel_tests::product::Run;
 
-use super::outage::operator_process;
 use super::scene::SOON;
 use super::stage::{Pod, Space, Stage, Test, Wanted, kubectl};
 
@@ -184,7 +183,7 @@ fn a_dead_operator_kills_no_one_twice(stage: &Stage) -> Result<()> {
     let space = stage.space("a_dead_operator_kills_no_one_twice")?;
     let pods = crowd(&space)?;
     let leader = stage.windtunnel.leader()?.context("nobody leads")?;
-    let (node, pid) = operator_process(stage, &leader)?;
+    let (node, pid) = stage.operator(&leader)?;
     let run = space.run("half", &spec("a", "percent: 50", "2s"))?;
     run.until("a draw", SOON, |s| s["faults"][0]["drawnAt"].is_string())?;
     stage.cluster.node(&node)?.signal(pid, Signal::SIGKILL)?;

@@ -114,16 +114,21 @@ pub(crate) struct Stopped<'a> {
 impl<'a> Stopped<'a> {
     /// Stops the agent of a node. Its liveness probe gives it a minute.
     pub(crate) fn agent(stage: &'a Stage, node: &str) -> Result<Self> {
-        let pid = stage.agent(node)?;
-        stage.cluster.node(node)?.signal(pid, Signal::SIGSTOP)?;
-        Ok(Self {
-            stage,
-            node: node.to_owned(),
-            pid,
-        })
+        Self::process(stage, node.to_owned(), stage.agent(node)?)
     }
 
-    /// Lets it go on, and waits until its pod is ready.
+    /// Stops a replica of the operator.
+    pub(crate) fn operator(stage: &'a Stage, pod: &str) -> Result<Self> {
+        let (node, pid) = stage.operator(pod)?;
+        Self::process(stage, node, pid)
+    }
+
+    fn process(stage: &'a Stage, node: String, pid: i32) -> Result<Self> {
+        stage.cluster.node(&node)?.signal(pid, Signal::SIGSTOP)?;
+        Ok(Self { stage, node, pid })
+    }
+
+    /// Lets an agent go on, and waits until its pod is ready.
     pub(crate) fn resume(self) -> Result<()> {
         let (stage, node) = (self.stage, self.node.clone());
         drop(self);

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 use windtunnel_tests::cluster::poll::until;
 use windtunnel_tests::cluster::{Cluster, Node, success};
@@ -215,6 +215,26 @@ impl Stage {
             .parse()
             .with_context(|| format!("no agent on {node}"))
     }
+
+    /// Node and pid of a replica of the operator, by its pod's name.
+    pub(crate) fn operator(&self, pod: &str) -> Result<(String, i32)> {
+        let pods = self.windtunnel.pods("operator")?;
+        let named = pods.iter().find(|p| p["metadata"]["name"] == pod);
+        let node = named.and_then(|p| p["spec"]["nodeName"].as_str());
+        let node = node.with_context(|| format!("no operator {pod}"))?;
+        let script = format!(
+            "grep -lz WINDTUNNEL_IDENTITY={pod} /proc/[0-9]*/environ 2>/dev/null | grep -o '[0-9]*' || true"
+        );
+        let found = self
+            .cluster
+            .node(node)?
+            .run(&["sh", "-c", &script])?
+            .text()?;
+        let Some(Ok(pid)) = found.lines().next().map(str::parse) else {
+            bail!("no process of {pod} on {node}");
+        };
+        Ok((node.to_owned(), pid))
+    }
 }
 
 impl<'a> Space<'a> {
@@ -362,6 +382,11 @@ spec:
     /// Applies an experiment with the YAML of its spec.
     pub(crate) fn run(&self, name: &str, spec: &str) -> Result<Run<'a>> {
         Run::apply(self.stage.cluster, &self.name, name, spec)
+    }
+
+    /// An experiment that was applied before, or is no more.
+    pub(crate) fn known(&self, name: &str) -> Run<'a> {
+        Run::named(self.stage.cluster, &self.name, name)
     }
 }
 

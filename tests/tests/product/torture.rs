@@ -80,7 +80,7 @@ fn torture_leaves_nothing(stage: &Stage) -> Result<()> {
             }
             Err(error) if error.is::<Broken>() => return Err(error.context(told)),
             Err(error) => {
-                ground.forget(&name)?;
+                ground.space.known(&name).delete(END)?;
                 failed.push(format!("{told}: {error:#}"));
                 format!("FAILED: {error:#}")
             }

@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use windtunnel_tests::cluster::Cluster;
 use windtunnel_tests::product::{Installation, Profile};
+use windtunnel_tests::spread;
 
 use crate::print;
 
@@ -103,12 +104,7 @@ impl Series {
 
     /// What half of them, 99 in 100, and all are within, in milliseconds.
     fn millis(&self) -> [f64; 3] {
-        let mut all = self.0.clone();
-        all.sort_unstable();
-        [50, 99, 100].map(|share| {
-            all.get((all.len() * share / 100).min(all.len().saturating_sub(1)))
-                .map_or(0.0, |d| d.as_secs_f64() * 1000.0)
-        })
+        spread(&self.0).map(|duration| duration.as_secs_f64() * 1000.0)
     }
 
     /// A row of a table: median, 99th percentile, and the largest.

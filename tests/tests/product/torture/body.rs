@@ -62,24 +62,6 @@ impl<'a> Ground<'a> {
         })
     }
 
-    /// Deletes the run of a round that failed, and waits until it is gone.
-    pub(super) fn forget(&self, run: &str) -> Result<()> {
-        let space = &self.space;
-        kubectl(
-            space.stage,
-            &[
-                "delete",
-                "chaosexperiment",
-                run,
-                "--namespace",
-                &space.name,
-                "--ignore-not-found",
-                "--timeout=120s",
-            ],
-        )
-        .map(drop)
-    }
-
     /// A new target in place of the one that there was.
     pub(super) fn body(&'a self) -> Result<Body<'a>> {
         let (space, stage) = (&self.space, self.space.stage);

@@ -8,7 +8,6 @@ use windtunnel_tests::cluster::{Action, Signal};
 
 use super::body::Body;
 use crate::product::disk::NODE;
-use crate::product::outage::Paused;
 use crate::product::scene::{SOON, Stopped};
 use crate::product::stage::Stage;
 
@@ -75,7 +74,7 @@ pub(super) const DEEDS: &[Deed] = &[
     }),
     deed("stop the leading operator", |stage, _| {
         with_leader(stage, |leader| {
-            let still = Paused::operator(stage, leader)?;
+            let still = Stopped::operator(stage, leader)?;
             reach(Instant::now() + DEPOSED);
             drop(still);
             Ok(())
@@ -135,20 +134,20 @@ fn with_leader(stage: &Stage, act: impl FnOnce(&str) -> Result<()>) -> Result<()
     leader.map_or(Ok(()), |leader| act(&leader))
 }
 
-/// To its process, as the node counts; none where its container is just away.
-fn signal_target(stage: &Stage, body: &Body<'_>, signal: Signal) -> Result<Option<i32>> {
+/// False where its container is just away.
+fn signal_target(stage: &Stage, body: &Body<'_>, signal: Signal) -> Result<bool> {
     let Some(pid) = body.eye.look(&[])?.app() else {
-        return Ok(None);
+        return Ok(false);
     };
     match stage.cluster.node(NODE)?.signal(pid, signal) {
         // A kill that is one of the faults may have come before.
         Err(error) if body.eye.look(&[])?.app() == Some(pid) => Err(error),
-        _ => Ok(Some(pid)),
+        _ => Ok(true),
     }
 }
 
 fn stop_target(stage: &Stage, body: &Body<'_>) -> Result<()> {
-    if signal_target(stage, body, Signal::SIGSTOP)?.is_some() {
+    if signal_target(stage, body, Signal::SIGSTOP)? {
         reach(Instant::now() + AWAY);
         // Its successor, where it was killed meanwhile, is not hurt by it.
         signal_target(stage, body, Signal::SIGCONT)?;

@@ -5,6 +5,7 @@ use std::fmt::{self, Display, Formatter};
 use std::time::Duration;
 
 use windtunnel_tests::product::deck::{Kind, Round};
+use windtunnel_tests::spread;
 
 use super::deeds::DEEDS;
 use super::{Seen, is_ended_by_deed};
@@ -83,19 +84,9 @@ impl Display for Tally {
 
 /// Median, 99th percentile and worst.
 fn tell(all: &[Duration]) -> String {
-    let mut all = all.to_vec();
-    all.sort();
-    let at = |percent: usize| {
-        let at = (all.len() * percent).div_ceil(100).max(1) - 1;
-        all.get(at).copied().unwrap_or_default().as_secs_f64()
-    };
     if all.is_empty() {
         return "never".to_owned();
     }
-    format!(
-        "p50 {:.1}, p99 {:.1}, worst {:.1} s",
-        at(50),
-        at(99),
-        at(100)
-    )
+    let [half, most, worst] = spread(all).map(|late| late.as_secs_f64());
+    format!("p50 {half:.1}, p99 {most:.1}, worst {worst:.1} s")
 }
